@@ -1,0 +1,97 @@
+"""What a person trains: the loss, the data, the optimizer, and the rules of a step."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+Params = Any
+"""A tree of arrays, as the user's model names them."""
+
+Batch = Mapping[str, np.ndarray]
+"""Arrays by name; dim 0 of each is the sample."""
+
+
+class Data(Protocol):
+    """Where global batches come from; iteration can be saved and continued."""
+
+    def batches(self, batch_size: int) -> "BatchIterator":
+        """An endless iterator of global batches of exactly ``batch_size`` samples."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Short text that changes when the data does."""
+        ...
+
+
+class BatchIterator(Protocol):
+    """An iterator whose position can be stored."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+    def __next__(self) -> Batch: ...
+    def get_state(self) -> Any:
+        """JSON-able position: what ``set_state`` of a fresh iterator continues from."""
+        ...
+
+    def set_state(self, state: Any) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything a run depends on besides the cluster and the plan."""
+
+    loss: Any
+    """``loss(params, batch, keys) -> (sum, weight)`` or with a dict of metrics; a
+    ``hexijax.layers.loss.ModelLoss`` can also change its dtype and attention by stage."""
+
+    init: Callable[..., Params] | None = None
+    """``init(key) -> params``; None: the loss's own ``init``."""
+
+    optimizer: Any = None
+    """An optax gradient transformation without clipping (see ``clip_norm``)."""
+
+    data: Any = None
+    """A ``Data``."""
+
+    batch_size: int = 32
+    """Sequences (samples) of one optimizer step, exact under every plan."""
+
+    steps: int = 100
+    """Optimizer steps."""
+
+    seed: int = 0
+    """Parameters and all random keys follow from it."""
+
+    cluster: str = ""
+    """Cluster file, relative to the experiment's folder."""
+
+    dtype: str = "float32"
+    """Compute dtype asked for; a kind that lacks it computes in the next it has."""
+
+    clip_norm: float | None = None
+    """Largest global gradient norm; None: no clipping."""
+
+    loss_scale: float = 1.0
+    """Factor on the loss during the backward, divided out before the update."""
+
+    skip_nonfinite: bool = False
+    """Leave parameters and moments alone in a step whose gradient is not finite."""
+
+    per_microbatch: bool = False
+    """Allow a loss that is no sum over samples; it is then one per microbatch."""
+
+    eval_every: int = 0
+    """Steps between evaluations; 0: none."""
+
+    eval_data: Any = None
+    """A ``Data`` to evaluate on."""
+
+    tokens_per_sample: int = 1
+    """Tokens in a sample, for tokens/s."""
+
+    name: str = "experiment"
+    """Name for the run folder."""
+
+    max_microbatch_size: int | None = None
+    """Cap on the samples of one lane's microbatch; None: the planner's choice."""

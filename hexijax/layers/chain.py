@@ -1,0 +1,228 @@
+"""The model as the planner sees it: layers in order, with their costs per sample.
+
+    loss, params, batch -> trace_model -> Chain (this file) -> planner, plan, program
+
+Data only: no JAX here, so a chain loads and plans on any machine. All figures are per
+sample (one row of the batch) unless the field says otherwise.
+"""
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+FORMAT_VERSION = 1
+
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4,
+    "uint32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+class Remat(enum.StrEnum):
+    """What a layer keeps from its forward for its backward."""
+
+    NONE = "none"
+    """Every intermediate the backward reads."""
+    DOTS = "dots"
+    """The outputs of matrix products; the rest is recomputed."""
+    FULL = "full"
+    """The layer's input only; the whole layer is recomputed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """One trainable array, or one layer's row of an array stacked over layers."""
+
+    name: str
+    """Global name: the path in the user's parameter tree, joined by '/'."""
+
+    shape: tuple[int, ...]
+    """Shape as the runtime holds it; a row of a stacked array keeps its leading 1."""
+
+    dtype: str = "float32"
+    """Dtype of the master copy."""
+
+    row: int | None = None
+    """Index along dim 0 of the stacked array this leaf is a row of, if it is one."""
+
+    tensor_dim: int | None = None
+    """Dim split over the ``model`` axis at tensor degree > 1; None: held whole."""
+
+    @property
+    def id(self) -> str:
+        """Unique name: ``blocks/mlp/kernel[3]`` for row 3 of a stacked array."""
+        return self.name if self.row is None else f"{self.name}[{self.row}]"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Leaves used by exactly the same layers: the unit of reduce, update and gather."""
+
+    name: str
+    """Name of the first layer that uses it; a tied leaf is a group under its own name."""
+
+    leaves: tuple[Leaf, ...]
+    """In the order of their first use."""
+
+    layers: tuple[int, ...]
+    """Indices of the layers that use it, ascending; more than one means tied."""
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return sum(leaf.size for leaf in self.leaves)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Array:
+    """Shape and dtype of one array of one sample."""
+
+    shape: tuple[int, ...]
+    """Shape with the sample dim left out."""
+
+    dtype: str
+    """NumPy name of the dtype."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one sample's array."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """The unit of cutting."""
+
+    name: str
+    """``embed``, ``blocks/3``, ``head``, ..."""
+
+    signature: str
+    """Equal for layers that run the same equations on the same shapes."""
+
+    groups: tuple[str, ...]
+    """Names of the parameter groups it reads, tied ones included."""
+
+    batch: tuple[str, ...]
+    """Names of the batch arrays it reads, directly or through batch-only values."""
+
+    forward_flops: float
+    """Floating-point operations of the forward; a multiply-add counts two."""
+
+    backward_flops: float
+    """The same of the backward, without any recomputation."""
+
+    forward_bytes: float
+    """Bytes the forward moves if every equation reads and writes memory (fused: less)."""
+
+    border_bytes: int
+    """Activation bytes handed to the next layer; the last layer's is 0."""
+
+    activation_bytes: Mapping[Remat, int]
+    """Bytes kept from forward to backward under each remat policy, weights left out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Chain:
+    """The layers in order and the parameters they use."""
+
+    name: str
+    """Name of the model, for people."""
+
+    layers: tuple[Layer, ...]
+    """In the order of the forward."""
+
+    groups: tuple[Group, ...]
+    """In the order of their first use."""
+
+    batch: Mapping[str, Array]
+    """The batch arrays the loss reads, by name; the global batch adds the sample dim."""
+
+    dtype: str = "float32"
+    """Compute dtype it was traced with: the dtype of most matrix-product operands."""
+
+    notes: tuple[str, ...] = ()
+    """What could not be cut, and other things a person should know."""
+
+    def __post_init__(self) -> None:
+        known = {group.name for group in self.groups}
+        assert len(known) == len(self.groups), "group names are unique"
+        assert all(name in known for layer in self.layers for name in layer.groups)
+
+    def group(self, name: str) -> Group:
+        """The group of that name."""
+        return next(group for group in self.groups if group.name == name)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model; a tied array counts once."""
+        return sum(group.size for group in self.groups)
+
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Every leaf once, in the order of first use."""
+        return tuple(leaf for group in self.groups for leaf in group.leaves)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, strings and numbers; ``from_json`` undoes it exactly."""
+        return {"version": FORMAT_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Chain":
+        """The chain that ``to_json`` wrote.
+
+        Raises:
+          ValueError: the format version is not this one's.
+        """
+        if data.get("version") != FORMAT_VERSION:
+            raise ValueError(
+                f"The chain has format version {data.get('version')!r}; this hexijax "
+                f"reads version {FORMAT_VERSION}. Plan again to write a new one."
+            )
+
+        def layer(d: Mapping[str, Any]) -> Layer:
+            kept = {Remat(k): v for k, v in d["activation_bytes"].items()}
+            names = {k: tuple(d[k]) for k in ("groups", "batch")}
+            return Layer(**{**d, **names, "activation_bytes": kept})
+
+        def group(d: Mapping[str, Any]) -> Group:
+            leaves = tuple(Leaf(**{**x, "shape": tuple(x["shape"])}) for x in d["leaves"])
+            return Group(name=d["name"], leaves=leaves, layers=tuple(d["layers"]))
+
+        return cls(
+            name=data["name"],
+            layers=tuple(map(layer, data["layers"])),
+            groups=tuple(map(group, data["groups"])),
+            batch={
+                k: Array(shape=tuple(v["shape"]), dtype=v["dtype"])
+                for k, v in data["batch"].items()
+            },
+            dtype=data["dtype"],
+            notes=tuple(data["notes"]),
+        )
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits of what a plan depends on: names, shapes and the order.
+
+        Costs are left out: another JAX version counts FLOPs a little differently, and
+        the plan stays valid.
+        """
+        facts = [
+            [(layer.name, layer.groups) for layer in self.layers],
+            [[(leaf.id, leaf.shape, leaf.dtype) for leaf in g.leaves] for g in self.groups],
+            sorted((k, v.shape, v.dtype) for k, v in self.batch.items()),
+        ]
+        return _digest(json.dumps(facts))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,171 @@
+"""The Plan: what is where.
+
+    Cluster + Chain -> planner, or a person's text file -> Plan -> program.lower
+
+A plan is data: it prints (``text``), parses back, and compares equal. Devices, layers and
+groups are named, never numbered by rank, so a plan reads without the cluster beside it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from typing import NewType
+
+from hexijax.errors import UserError
+from hexijax.layers.chain import Remat
+
+FORMAT_VERSION = 1
+
+Place = NewType("Place", str)
+"""Where an array lives: a stage's mesh, ``r0.s1``, or one device, ``a/3``."""
+
+
+class PlanError(UserError):
+    """A plan that cannot be, or does not belong to this model or cluster."""
+
+
+class Schedule(enum.StrEnum):
+    """Order of the microbatches in a replica's stages."""
+
+    ONE_F_ONE_B = "1f1b"
+    GPIPE = "gpipe"
+    INTERLEAVED = "interleaved"
+
+
+class Reductions(enum.StrEnum):
+    """How sums over meshes and lanes are made."""
+
+    EXACT = "exact"
+    """In the order the Program lists: bitwise repeatable."""
+    FAST = "fast"
+    """By the platform's collectives where one mesh allows it; promises a tolerance."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A run of layers on one mesh of devices of one kind."""
+
+    devices: tuple[str, ...]
+    """Names, lane-major: the first ``tensor`` devices are lane 0."""
+
+    layers: tuple[int, int]
+    """First layer and the one past the last, as indices into the chain."""
+
+    lanes: int = 1
+    """Data-parallel copies inside the stage."""
+
+    tensor: int = 1
+    """Tensor degree: devices that share each weight."""
+
+    dtype: str = "float32"
+    """Compute dtype."""
+
+    segments: tuple[int, ...] = ()
+    """Layers in each segment, in order; they sum to the stage's layers."""
+
+    remat: tuple[Remat, ...] = ()
+    """One policy a layer, in order."""
+
+    def __post_init__(self) -> None:
+        start, stop = self.layers
+        if not self.segments:
+            object.__setattr__(self, "segments", (stop - start,))
+        if not self.remat:
+            object.__setattr__(self, "remat", (Remat.NONE,) * (stop - start))
+
+    @property
+    def num_layers(self) -> int:
+        """Layers in the stage."""
+        return self.layers[1] - self.layers[0]
+
+    def segment_layers(self, segment: int) -> tuple[int, int]:
+        """First layer and the one past the last of a segment."""
+        start = self.layers[0] + sum(self.segments[:segment])
+        return start, start + self.segments[segment]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replica:
+    """Stages that together hold the model once."""
+
+    stages: tuple[Stage, ...]
+    """In the order of the forward; under ``interleaved`` a device set comes again."""
+
+    microbatches: int
+    """Microbatches a step."""
+
+    microbatch_size: int
+    """Samples in a microbatch over all lanes; padding included."""
+
+    samples: int
+    """Real samples a step: at most ``microbatches * microbatch_size``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StateShare:
+    """How the state of some parameter groups is divided over places."""
+
+    groups: tuple[str, ...]
+    """Names of the groups; ``("*",)`` is every group not named elsewhere."""
+
+    shares: Mapping[Place, float]
+    """Parts by place, any scale; empty: even over the places that compute with it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the plan was chosen for."""
+
+    step_s: float
+    """Seconds a step."""
+
+    memory_bytes: Mapping[str, int]
+    """Promised peak by device name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Who does what, with what, for one chain on one cluster."""
+
+    replicas: tuple[Replica, ...]
+    """Their order fixes the sample map: replica 0 takes the first samples."""
+
+    batch_size: int
+    """Samples of one optimizer step, exact."""
+
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    """One schedule for all replicas."""
+
+    reductions: Reductions = Reductions.EXACT
+    """How gradients are summed."""
+
+    state: tuple[StateShare, ...] = (StateShare(groups=("*",), shares={}),)
+    """Later entries overrule ``*``."""
+
+    objective: str = "step_time"
+    """What the planner minimised."""
+
+    chain: str = ""
+    """Fingerprint of the chain it belongs to."""
+
+    cluster: str = ""
+    """Fingerprint of the cluster it belongs to."""
+
+    prediction: Prediction | None = None
+    """None for a plan written by hand."""
+
+    def stages(self) -> Iterator[tuple[Place, Stage]]:
+        """Every stage with its place, ``r0.s0`` first."""
+        for r, replica in enumerate(self.replicas):
+            for s, stage in enumerate(replica.stages):
+                yield stage_place(r, s), stage
+
+    def stage(self, place: Place) -> Stage:
+        """The stage at a place."""
+        replica, stage = place[1:].split(".s")
+        return self.replicas[int(replica)].stages[int(stage)]
+
+
+def stage_place(replica: int, stage: int) -> Place:
+    """The place of a stage's mesh."""
+    return Place(f"r{replica}.s{stage}")

@@ -1,0 +1,1 @@
+"""The Program: what happens in which order, as data. Imports no JAX."""
