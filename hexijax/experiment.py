@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ Batch = Mapping[str, np.ndarray]
 """Arrays by name; dim 0 of each is the sample."""
 
 
+@runtime_checkable
 class Data(Protocol):
     """Where global batches come from; iteration can be saved and continued."""
 
@@ -25,6 +26,7 @@ class Data(Protocol):
         ...
 
 
+@runtime_checkable
 class BatchIterator(Protocol):
     """An iterator whose position can be stored."""
 
@@ -64,7 +66,10 @@ class Experiment:
     """Parameters and all random keys follow from it."""
 
     cluster: str = ""
-    """Cluster file, relative to the experiment's folder."""
+    """Cluster file, relative to the experiment's folder; empty: this machine."""
+
+    plan: str = ""
+    """Plan file, relative likewise; empty: the planner makes one."""
 
     dtype: str = "float32"
     """Compute dtype asked for; a kind that lacks it computes in the next it has."""

@@ -6,15 +6,12 @@ import glob
 import hashlib
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hexijax.data.windows import Windows
 from hexijax.errors import UserError
-
-if TYPE_CHECKING:
-    import grain
+from hexijax.experiment import BatchIterator
 
 MAX_BYTES = 2**30
 """Text is held in memory; beyond this a token file serves better."""
@@ -47,7 +44,7 @@ class TextBytes:
     seed: int = 0
     """Order of the samples."""
 
-    def batches(self, batch_size: int) -> "grain.DatasetIterator":
+    def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
         return self._windows.batches(batch_size, self.seed)
 

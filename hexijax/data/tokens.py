@@ -4,16 +4,13 @@ import dataclasses
 import functools
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hexijax.data.text import TextBytes
 from hexijax.data.windows import Windows
 from hexijax.errors import UserError, did_you_mean
-
-if TYPE_CHECKING:
-    import grain
+from hexijax.experiment import BatchIterator
 
 DTYPES = ("uint8", "uint16", "int32", "uint32", "int64")
 SUFFIXES = (".npy", ".bin", ".tokens")
@@ -45,7 +42,7 @@ class TokenFile:
     seed: int = 0
     """Order of the samples."""
 
-    def batches(self, batch_size: int) -> "grain.DatasetIterator":
+    def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
         return self._windows.batches(batch_size, self.seed)
 

@@ -8,14 +8,11 @@ tokens are then taken in one indexing. Read without threads: JAX computes meanwh
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hexijax.errors import UserError
-
-if TYPE_CHECKING:
-    import grain
+from hexijax.experiment import BatchIterator
 
 HELD_OUT_EVERY = 20
 """One window in this many is kept from training."""
@@ -52,9 +49,9 @@ class Windows:
                 needed = HELD_OUT_EVERY * self.length + 1
                 why = f" (one in {HELD_OUT_EVERY} is held out)"
             raise UserError(
-                f"{self.source} has {self.tokens.size:,} tokens, too few: {needed:,} are "
-                f"needed for one window of length {self.length:,}{why}. Give more data "
-                "or a smaller length."
+                f"{self.source} has {self.tokens.size:,} tokens, too few: {needed:,} "
+                f"are needed for one window of length {self.length:,}{why}. Give more "
+                "data or a smaller length."
             )
 
     def __len__(self) -> int:
@@ -76,7 +73,7 @@ class Windows:
             "targets": np.ascontiguousarray(tokens_BT[:, 1:]),
         }
 
-    def batches(self, batch_size: int, seed: int) -> "grain.DatasetIterator":
+    def batches(self, batch_size: int, seed: int) -> BatchIterator:
         """Endless batches of exactly ``batch_size``, each pass in another order.
 
         The position (``get_state``) is one number, good for this ``batch_size`` only.
