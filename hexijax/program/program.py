@@ -9,11 +9,24 @@ owns no queue and makes no choice.
 
 import dataclasses
 import enum
+import json
+import re
 from collections.abc import Iterator
 
 from hexijax.plan.plan import Place
 
 FORMAT_VERSION = 1
+
+HOST = Place("host")
+"""Where the weight of a step is known and its metrics arrive."""
+
+PLAIN_NAME = re.compile(r"[\w./+*-]+(?: [\w./+*-]+)*")
+"""A name that stands in the text as it is; any other is quoted as in JSON."""
+
+
+def quoted(name: str) -> str:
+    """The name as the text form writes it."""
+    return name if PLAIN_NAME.fullmatch(name) else json.dumps(name)
 
 
 class Kind(enum.StrEnum):
@@ -39,6 +52,14 @@ class Kind(enum.StrEnum):
     """A message between Send and Recv."""
 
 
+class Memory(enum.StrEnum):
+    """Which memory of its place holds a buffer."""
+
+    DEVICE = "device"
+    HOST = "host"
+    """Pinned host memory beside the place's devices."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Buffer:
     """A value that is written once: ``Act[r0.s1 L4 #2]@0``."""
@@ -49,13 +70,18 @@ class Buffer:
     subject: str
     """Group name, ``g2`` for a segment, ``L4`` for the border before layer 4, a name."""
     microbatch: int | None = None
-    """None for what a step has once."""
+    """None for what a step has once; of a Grad, how many sums came before it."""
     step: int = 0
     """Steps ahead of the body's own step; State@1 is what the next step reads."""
 
+    memory: Memory = Memory.DEVICE
+    """Prefetch and WriteBack copy a buffer to its twin in the other memory."""
+
     def __str__(self) -> str:
+        name = f"{quoted(self.place)} {quoted(self.subject)}"
         mb = "" if self.microbatch is None else f" #{self.microbatch}"
-        return f"{self.kind}[{self.place} {self.subject}{mb}]@{self.step}"
+        memory = "" if self.memory is Memory.DEVICE else f"~{self.memory}"
+        return f"{self.kind}[{name}{mb}]@{self.step}{memory}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,7 +116,8 @@ class Load(Instruction):
     """Place one microbatch's batch arrays on the stages that read them.
 
     Writes Batch on each such stage. The weights of the whole step are known by the
-    first Load: its global sum is Scalar[host weight].
+    first Load, which writes their sum, Scalar ``weight`` at the host. Each replica's
+    first Load writes Scalar ``seed`` on its last stage: the cotangent of the loss sum.
     """
 
     replica: int
@@ -117,8 +144,12 @@ class Backward(Instruction):
     """Run a segment backward and add to its gradients.
 
     Reads Param of its groups, Res, the Act at its first border, Batch and the Cot at its
-    last border (the last segment: Scalar ``seed``); reads and writes Grad of each of its
-    groups with the microbatch as version; writes Cot at its first border.
+    last border (the last segment: Scalar ``seed``). Of each of its groups it reads the
+    stage's Grad so far (the first that adds to it reads none) and writes the next, so
+    the order of addition is data. Writes Cot at its first border (none for layer 0).
+
+    The input part writes Cot and a Res ``g<n> weight`` for the weight part, which reads
+    that alone (and Grad) and adds to the gradients.
     """
 
     place: Place
@@ -147,7 +178,10 @@ class Recv(Instruction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gather(Instruction):
-    """Bring a group's new parameters from their homes to one stage that uses them."""
+    """Bring a group's new parameters from their homes to one stage that uses them.
+
+    Reads the Param slices of all homes (in the prologue: their State); writes Param.
+    """
 
     group: str
     homes: tuple[Place, ...]
@@ -158,8 +192,9 @@ class Gather(Instruction):
 class Reduce(Instruction):
     """Sum a group's gradients over all its users and lanes, at its homes.
 
-    ``members`` is the order of addition. Writes Grad at each home and, there, Scalar
-    ``norm <group>``: the sum of squares of that home's boxes.
+    ``members`` is the order of addition, and of the reads: the last Grad of each. Writes
+    Grad (without a count) at each home and, there, Scalar ``norm <group>``: the sum of
+    squares of that home's boxes.
     """
 
     group: str
@@ -169,9 +204,11 @@ class Reduce(Instruction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Agree(Instruction):
-    """Sum scalars over places in the order listed, and give the result to ``members``.
+    """Sum scalars in the order of the reads, and give the result to ``members``.
 
     ``name`` is ``loss`` (metrics for people) or ``norm`` (clip factor, finite flag).
+    Writes Scalar ``name`` at each member; what it writes at the host is a result of the
+    step, which the executor keeps until the next body begins.
     """
 
     name: str
@@ -202,7 +239,11 @@ class Update(Instruction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prefetch(Instruction):
-    """Copy a buffer from host memory to the device, into a slot of a pool."""
+    """Copy a buffer from host memory to the device, into a slot of a pool.
+
+    Reads the host twin of ``buffer`` and writes ``buffer``, which holds the slot until it
+    dies.
+    """
 
     buffer: Buffer
     pool: str
@@ -210,7 +251,10 @@ class Prefetch(Instruction):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WriteBack(Instruction):
-    """Copy a buffer from the device to host memory, freeing its slot."""
+    """Copy a buffer from the device to host memory: reads ``buffer``, writes its twin.
+
+    Where the read dies, the slot that ``buffer`` held is free again.
+    """
 
     buffer: Buffer
     pool: str
@@ -238,6 +282,9 @@ class Program:
 
     drain: tuple[Instruction, ...] = ()
     """Back to one whole step; empty while no body reaches into the next."""
+
+    pools: tuple[tuple[str, int], ...] = ()
+    """Slots of each pool that Prefetch fills: name and number."""
 
     def __iter__(self) -> Iterator[Instruction]:
         yield from (*self.prologue, *self.body, *self.drain)

@@ -1,0 +1,157 @@
+"""Where each row of the state lives, and which pieces go from one tiling to another.
+
+    Plan, Chain, Group -> state_boxes -> place -> leaf id -> Box
+    two tilings -> intersect -> (Piece, ...)
+
+A box is one (start, stop) per dim of a leaf. A leaf is cut along one dim, rows in
+proportion to the shares of its homes. Gather, Reduce, checkpoint and recovery all move
+what ``intersect`` lists.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from hexijax.layers.chain import Chain, Group, Leaf
+from hexijax.plan.plan import Place, Plan, PlanError
+
+Box = tuple[tuple[int, int], ...]
+Tiling = Mapping[Place, Mapping[str, Box]]
+"""Boxes by place and leaf id; a place without rows of a leaf does not list it."""
+
+MIN_CUT_SIZE = 2**14
+"""Leaves of fewer elements stay whole: a message costs more than their bytes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A box that two tilings share, held by ``source`` and wanted by ``target``."""
+
+    leaf: str
+    box: Box
+    source: Place
+    target: Place
+
+
+def users(plan: Plan, group: Group) -> tuple[Place, ...]:
+    """Places that compute with a group, ``r0.s0`` first."""
+    return tuple(
+        place
+        for place, stage in plan.stages()
+        if any(stage.layers[0] <= layer < stage.layers[1] for layer in group.layers)
+    )
+
+
+def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], ...]:
+    """Places that hold a group's state, with shares that sum to 1; none is 0."""
+    named = [s for s in plan.state if group.name in s.groups]
+    shares = (named or [s for s in plan.state if "*" in s.groups])[-1:]
+    given = dict(shares[0].shares) if shares else {}
+    if not given:
+        given = {place: len(plan.stage(place).devices) for place in users(plan, group)}
+    total = sum(given.values())
+    if min(given.values()) < 0 or not total > 0 or not math.isfinite(total):
+        raise PlanError(
+            f"The state shares of group {group.name!r} are {given}. A share is a part on "
+            "any scale: none is negative, and at least one is above 0. Leave the shares "
+            "empty to divide evenly over the stages that compute with the group."
+        )
+    return tuple((place, share / total) for place, share in given.items() if share)
+
+
+def state_boxes(
+    plan: Plan, chain: Chain, group: Group, *, whole_leaves: bool = False
+) -> dict[Place, dict[str, Box]]:
+    """The boxes each home holds of each leaf; they tile every leaf exactly.
+
+    A home that gets no row of any leaf is left out. ``whole_leaves`` cuts none, for
+    optimizers that look inside a leaf: largest first, each to the home furthest below
+    its share.
+    """
+    shares = homes(plan, chain, group)
+    boxes: dict[Place, dict[str, Box]] = {place: {} for place, _ in shares}
+    if whole_leaves:
+        _deal_whole(group, shares, boxes)
+    else:
+        for leaf in group.leaves:
+            for place, box in _cut(leaf, shares):
+                boxes[place][leaf.id] = box
+    return {place: held for place, held in boxes.items() if held}
+
+
+def whole(leaf: Leaf) -> Box:
+    """The box of all of a leaf."""
+    return tuple((0, rows) for rows in leaf.shape)
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """The box that two boxes share, or None; boxes without dims share ``()``."""
+    shared = tuple(
+        (max(a0, b0), min(a1, b1)) for (a0, a1), (b0, b1) in zip(a, b, strict=True)
+    )
+    return shared if all(start < stop for start, stop in shared) else None
+
+
+def intersect(sources: Tiling, targets: Tiling) -> tuple[Piece, ...]:
+    """Every piece that some source holds and some target wants.
+
+    In the order of the targets, their leaves, and the sources.
+    """
+    holders: dict[str, list[tuple[Place, Box]]] = {}
+    for place, held in sources.items():
+        for leaf, box in held.items():
+            holders.setdefault(leaf, []).append((place, box))
+    return tuple(
+        Piece(leaf=leaf, box=shared, source=source, target=target)
+        for target, wanted in targets.items()
+        for leaf, want in wanted.items()
+        for source, box in holders.get(leaf, ())
+        if (shared := overlap(box, want)) is not None
+    )
+
+
+def split_rows(rows: int, shares: Sequence[float]) -> list[int]:
+    """Whole rows in proportion to shares, by largest remainder; ties to the first."""
+    total = sum(shares)
+    exact = [rows * share / total for share in shares]
+    counts = [math.floor(x) for x in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: rows - sum(counts)]:
+        counts[i] += 1
+    return counts
+
+
+def _cut(
+    leaf: Leaf, shares: Sequence[tuple[Place, float]]
+) -> list[tuple[Place, Box]]:
+    """The boxes of one leaf: along its first dim with room, or whole."""
+    dims = [
+        dim
+        for dim, rows in enumerate(leaf.shape)
+        if dim != leaf.tensor_dim and rows >= len(shares)
+    ]
+    if len(shares) == 1 or leaf.size < MIN_CUT_SIZE or not dims:
+        largest = max(shares, key=lambda home: home[1])
+        return [(largest[0], whole(leaf))]
+    dim, boxes, start = dims[0], [], 0
+    counts = split_rows(leaf.shape[dim], [share for _, share in shares])
+    for (place, _), rows in zip(shares, counts, strict=True):
+        if rows:
+            box = list(whole(leaf))
+            box[dim] = (start, start + rows)
+            boxes.append((place, tuple(box)))
+            start += rows
+    return boxes
+
+
+def _deal_whole(
+    group: Group,
+    shares: Sequence[tuple[Place, float]],
+    boxes: Mapping[Place, dict[str, Box]],
+) -> None:
+    """Adds every leaf, whole, to ``boxes``."""
+    room = {place: share * group.size for place, share in shares}
+    for leaf in sorted(group.leaves, key=lambda leaf: -leaf.size):
+        place = max(room, key=lambda place: room[place])
+        boxes[place][leaf.id] = whole(leaf)
+        room[place] -= leaf.size
