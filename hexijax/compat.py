@@ -1,8 +1,8 @@
 """What differs between JAX 0.10, 0.11 and 0.12, each difference in one small function.
 
-Everything else calls JAX by its own names: `jax.shard_map`, `jax.jit`, `Lowered.compile`
-and `jax.extend.core.jaxpr_as_fun` are the same in all three. A version check appears
-nowhere but here, and asks what JAX has rather than which number it bears.
+Everything else calls JAX by its own names: `jax.shard_map`, `jax.jit`,
+`Lowered.compile` and `jax.extend.core.jaxpr_as_fun` are the same in all three. A
+version check appears nowhere but here, and asks what JAX has, not what number it bears.
 
 | what                      | 0.10                        | 0.12                      |
 |---------------------------|-----------------------------|---------------------------|
@@ -30,7 +30,7 @@ def closed_jaxpr(
     """A program of ``eqns`` alone: a piece of ``like``, without constants.
 
     Args:
-        like: the program the equations are taken from; it lends its place in the source.
+        like: the program they are taken from; it lends its place in the source.
         invars: what the piece reads; ``like``'s constants among it, if it reads them.
         outvars: what it returns, variables or literals.
         eqns: its equations, in order.
@@ -67,9 +67,9 @@ def all_invars(closed: core.ClosedJaxpr) -> list[core.Var]:
 def evaluate_equation(eqn: core.JaxprEqn, *inputs: Any) -> list[Any]:
     """The outputs of one equation, evaluated or traced in the equation's own context.
 
-    The context holds what ``with`` blocks of the traced code had set (compute type, mesh,
-    XLA metadata); the name stack and the source line go along, so that profiles and
-    errors keep pointing into the model.
+    The context holds what ``with`` blocks of the traced code had set (compute type,
+    mesh, XLA metadata); the name stack and the source line go along, so that profiles
+    and errors keep pointing into the model.
     """
     names = source_info_util.current_name_stack() + eqn.source_info.name_stack
     origin = source_info_util.user_context(eqn.source_info.traceback, name_stack=names)
@@ -124,5 +124,6 @@ def compute_on(
 
     ``out_memory_spaces`` is a `jax.memory.Space`, or a tree of them like the outputs.
     """
+    place: Callable[..., Any]
     place = getattr(_compute_on, "compute_on2", _compute_on.compute_on)
     return place(f, compute_type=compute_type, out_memory_spaces=out_memory_spaces)

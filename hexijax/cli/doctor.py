@@ -73,7 +73,7 @@ def gpus_present(root: Path = Path("/")) -> tuple[Gpu, ...]:
 def missing_gpu_message() -> str | None:
     """What to tell a user whose GPU JAX cannot see; None where nothing is amiss.
 
-    A GPU that the environment hides (JAX_PLATFORMS, CUDA_VISIBLE_DEVICES) is not missed.
+    A GPU that JAX_PLATFORMS or CUDA_VISIBLE_DEVICES hides is not missed.
     """
     gpus = gpus_present()
     if not gpus or _hidden(os.environ):
@@ -96,8 +96,8 @@ def missing_gpu_message() -> str | None:
 def cuda_extra(cards: list[Gpu]) -> str:
     """The JAX extra that runs every one of ``cards``: ``cuda13`` or ``cuda12``.
 
-    CUDA 13 has dropped Volta and Pascal, and needs a recent driver. Where card or driver
-    is unknown CUDA 12 is the answer: it runs on all of them.
+    CUDA 13 has dropped Volta and Pascal, and needs a recent driver. Where card or
+    driver is unknown CUDA 12 is the answer: it runs on all of them.
     """
     driver = _driver_major(cards)
     if driver is None or driver < _CUDA13_DRIVER:
@@ -176,10 +176,9 @@ def _amd_gpus(root: Path) -> Iterator[Gpu]:
 def _hidden(environ: Mapping[str, str]) -> bool:
     """Whether the user has told JAX or CUDA to leave the GPUs alone."""
     platforms = {name for name in environ.get("JAX_PLATFORMS", "").split(",") if name}
-    return bool(
-        (platforms and platforms.isdisjoint({"gpu", "cuda", "rocm"}))
-        or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    )
+    if platforms and platforms.isdisjoint({"gpu", "cuda", "rocm"}):
+        return True
+    return environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
 
 
 def _remedy(gpus: tuple[Gpu, ...]) -> str:
@@ -289,10 +288,8 @@ def _device_rows(cpu: bool) -> Iterator[tuple[str, str]]:
         yield "devices", f"{count} x {kind}, {memory}"
 
     kinds = sorted({m.kind for d in devices for m in d.addressable_memories()})
-    if "pinned_host" in kinds:
-        yield "memory kinds", ", ".join(kinds)
-    else:
-        yield "memory kinds", f"{', '.join(kinds)}: nothing can be offloaded to the host"
+    lack = "" if "pinned_host" in kinds else " (no pinned_host: no offload to the host)"
+    yield "memory kinds", ", ".join(kinds) + lack
     if devices[0].platform == "gpu" and (hint := _pinned_limit_hint()):
         yield "pinned memory", hint
 

@@ -1,4 +1,4 @@
-"""Each difference between JAX versions, bridged: the same assertions hold on them all."""
+"""Each difference between JAX versions, bridged: the same assertions hold on all."""
 
 import inspect
 

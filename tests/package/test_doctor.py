@@ -58,8 +58,9 @@ def test_an_unseen_card_gets_the_line_that_serves_it(nvidia_smi, card, extra):
     nvidia_smi(card)
     name = card.split(", ")[2]
     assert missing_gpu_message() == (
-        f"This machine has 1 x {name}, but JAX sees only the CPU. Install JAX's CUDA build "
-        f"for it:\n    {sys.executable} -m pip install 'jax[{extra}]=={JAX_VERSION}'\n"
+        f"This machine has 1 x {name}, but JAX sees only the CPU. "
+        "Install JAX's CUDA build for it:\n"
+        f"    {sys.executable} -m pip install 'jax[{extra}]=={JAX_VERSION}'\n"
         "To go on without it: --cpu"
     )
 

@@ -1,4 +1,4 @@
-"""The repository stands for itself: nothing in it points at the machine it was made on."""
+"""The repository stands for itself: nothing in it points at one machine."""
 
 import re
 import shutil
