@@ -1,10 +1,13 @@
 """What a person trains: the loss, the data, the optimizer, and the rules of a step."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from hexijax.errors import UserError
 
 Params = Any
 """A tree of arrays, as the user's model names them."""
@@ -44,8 +47,8 @@ class Experiment:
     """Everything a run depends on besides the cluster and the plan."""
 
     loss: Any
-    """``loss(params, batch, keys) -> (sum, weight)`` or with a dict of metrics; a
-    ``hexijax.layers.loss.ModelLoss`` can also change its dtype and attention by stage."""
+    """``loss(params, batch, keys) -> (sum, weight)`` or with a dict of metrics; one of
+    ``hexijax.layers.loss.ModelLoss`` can also change dtype and attention by stage."""
 
     init: Callable[..., Params] | None = None
     """``init(key) -> params``; None: the loss's own ``init``."""
@@ -100,3 +103,18 @@ class Experiment:
 
     max_microbatch_size: int | None = None
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
+
+    def __post_init__(self) -> None:
+        least = {"batch_size": 1, "steps": 1, "eval_every": 0, "tokens_per_sample": 1}
+        for field, minimum in least.items():
+            value = getattr(self, field)
+            if value < minimum:
+                raise UserError(
+                    f"Experiment.{field} is {value}; it must be at least {minimum}."
+                )
+        for field in ("clip_norm", "loss_scale", "max_microbatch_size"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(
+                    f"Experiment.{field} is {value}; it must be positive and finite."
+                )
