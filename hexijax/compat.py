@@ -124,6 +124,6 @@ def compute_on(
 
     ``out_memory_spaces`` is a `jax.memory.Space`, or a tree of them like the outputs.
     """
-    place: Callable[..., Any]
-    place = getattr(_compute_on, "compute_on2", _compute_on.compute_on)
+    name = "compute_on2" if hasattr(_compute_on, "compute_on2") else "compute_on"
+    place = getattr(_compute_on, name)
     return place(f, compute_type=compute_type, out_memory_spaces=out_memory_spaces)

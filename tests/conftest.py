@@ -37,10 +37,13 @@ hypothesis.settings.load_profile("hexijax")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Points JAX at the cache: $HEXIJAX_TEST_CACHE, else a folder of pytest's own."""
-    cache = os.environ.get("HEXIJAX_TEST_CACHE") or config.cache.mkdir("jax")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(cache).resolve())
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    folder = os.environ.get("HEXIJAX_TEST_CACHE")
+    if not folder and hasattr(config, "cache"):  # -p no:cacheprovider: every run is cold
+        folder = config.cache.mkdir("jax")
+    if folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder).resolve())
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 @pytest.fixture
