@@ -36,9 +36,12 @@ hypothesis.settings.load_profile("hexijax")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Points JAX at the cache: $HEXIJAX_TEST_CACHE, else a folder of pytest's own."""
+    """Points JAX at the cache: $HEXIJAX_TEST_CACHE, else a folder of pytest's own.
+
+    With `-p no:cacheprovider` there is none, and every program is compiled.
+    """
     folder = os.environ.get("HEXIJAX_TEST_CACHE")
-    if not folder and hasattr(config, "cache"):  # -p no:cacheprovider: every run is cold
+    if not folder and hasattr(config, "cache"):
         folder = config.cache.mkdir("jax")
     if folder:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder).resolve())
