@@ -121,9 +121,7 @@ def split_rows(rows: int, shares: Sequence[float]) -> list[int]:
     return counts
 
 
-def _cut(
-    leaf: Leaf, shares: Sequence[tuple[Place, float]]
-) -> list[tuple[Place, Box]]:
+def _cut(leaf: Leaf, shares: Sequence[tuple[Place, float]]) -> list[tuple[Place, Box]]:
     """The boxes of one leaf: along its first dim with room, or whole."""
     dims = [
         dim

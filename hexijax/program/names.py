@@ -19,6 +19,11 @@ def param_slice(home: Place, group: str) -> Buffer:
     return Buffer(Kind.PARAM, home, f"slice {group}", step=1)
 
 
+def is_slice(buffer: Buffer) -> bool:
+    """Whether a Param is a home's boxes, on their way to where they are used."""
+    return buffer.kind is Kind.PARAM and buffer.subject.startswith("slice ")
+
+
 def partial_grad(place: Place, group: str, count: int) -> Buffer:
     """A stage's gradient after ``count`` additions to the first."""
     return Buffer(Kind.GRAD, place, group, count)

@@ -1,0 +1,129 @@
+"""Pass 1: streams of turns become Forwards and Backwards with their buffers.
+
+    Plan, Chain, schedules -> streams of instructions
+
+A stage's segments go forward in order and backward in reverse. An Act or Cot is read
+where it is needed, whoever wrote it: the next pass adds the moves.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.program import names
+from hexijax.program.program import Backward, Buffer, Forward, Instruction, Read
+from hexijax.program.schedules import Turn, Way, schedule_replica
+
+Streams = tuple[tuple[Instruction, ...], ...]
+
+
+def compute(plan: Plan, chain: Chain, *, evaluation: bool = False) -> Streams:
+    """One stream for each stage, or for each set of devices that stages share."""
+    writer = _Writer(plan, chain, evaluation=evaluation)
+    return tuple(
+        tuple(instr for turn in stream for instr in writer.run(r, turn))
+        for r, replica in enumerate(plan.replicas)
+        for stream in schedule_replica(replica, plan.schedule, evaluation=evaluation)
+    )
+
+
+def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
+    """Stages of a replica that read batch arrays; the last one needs the mask."""
+    stages = plan.replicas[replica].stages
+    return tuple(
+        stage_place(replica, k)
+        for k, stage in enumerate(stages)
+        if k == len(stages) - 1
+        or any(layer.batch for layer in chain.layers[slice(*stage.layers)])
+    )
+
+
+def segment_groups(chain: Chain, layers: tuple[int, int]) -> tuple[str, ...]:
+    """Groups that a run of layers uses, each once, in the order of the chain."""
+    used = {name for layer in chain.layers[slice(*layers)] for name in layer.groups}
+    return tuple(group.name for group in chain.groups if group.name in used)
+
+
+class _Writer:
+    """Writes instructions and counts the additions to each gradient."""
+
+    def __init__(self, plan: Plan, chain: Chain, *, evaluation: bool) -> None:
+        self._plan = plan
+        self._evaluation = evaluation
+        self._num_layers = len(chain.layers)
+        self._batch = {
+            place
+            for r in range(len(plan.replicas))
+            for place in batch_places(plan, chain, r)
+        }
+        self._groups = {
+            (place, g): segment_groups(chain, stage.segment_layers(g))
+            for place, stage in plan.stages()
+            for g in range(len(stage.segments))
+        }
+        self._params: Mapping[tuple[Place, int], tuple[Buffer, ...]] = {
+            (place, g): tuple(names.param(place, group) for group in groups)
+            for (place, g), groups in self._groups.items()
+        }
+        self._counts: dict[tuple[Place, str], int] = {}
+
+    def run(self, replica: int, turn: Turn) -> Iterator[Instruction]:
+        """One turn, segment by segment."""
+        place = stage_place(replica, turn.stage)
+        segments = range(len(self._plan.stage(place).segments))
+        if turn.way is Way.FORWARD:
+            for segment in segments:
+                yield self._forward(place, segment, turn.microbatch)
+        else:
+            for segment in reversed(segments):
+                yield self._backward(place, segment, turn.microbatch)
+
+    def _inputs(self, place: Place, segment: int, microbatch: int) -> list[Buffer]:
+        """What both directions read: parameters, the first border, the batch."""
+        first, _ = self._plan.stage(place).segment_layers(segment)
+        inputs = list(self._params[place, segment])
+        if first > 0:
+            inputs.append(names.act(place, first, microbatch))
+        if place in self._batch:
+            inputs.append(names.batch(place, microbatch))
+        return inputs
+
+    def _forward(self, place: Place, segment: int, microbatch: int) -> Forward:
+        _, stop = self._plan.stage(place).segment_layers(segment)
+        if stop < self._num_layers:
+            writes = [names.act(place, stop, microbatch)]
+        else:
+            writes = [names.loss(place, microbatch)]
+        if not self._evaluation:
+            writes.append(names.res(place, segment, microbatch))
+        return Forward(
+            reads=tuple(map(Read, self._inputs(place, segment, microbatch))),
+            writes=tuple(writes),
+            place=place,
+            segment=segment,
+            microbatches=(microbatch, microbatch + 1),
+            grad=not self._evaluation,
+        )
+
+    def _backward(self, place: Place, segment: int, microbatch: int) -> Backward:
+        first, stop = self._plan.stage(place).segment_layers(segment)
+        reads = self._inputs(place, segment, microbatch)
+        reads.append(names.res(place, segment, microbatch))
+        if stop < self._num_layers:
+            reads.append(names.cot(place, stop, microbatch))
+        else:
+            reads.append(names.seed(place))
+        writes = [names.cot(place, first, microbatch)] if first > 0 else []
+        for group in self._groups[place, segment]:
+            count = self._counts.get((place, group), 0)
+            if count:
+                reads.append(names.partial_grad(place, group, count - 1))
+            writes.append(names.partial_grad(place, group, count))
+            self._counts[place, group] = count + 1
+        return Backward(
+            reads=tuple(map(Read, reads)),
+            writes=tuple(writes),
+            place=place,
+            segment=segment,
+            microbatches=(microbatch, microbatch + 1),
+        )

@@ -1,0 +1,58 @@
+"""Plan -> Program, by passes of one file each.
+
+    schedules -> compute -> moves -> placement -> linearise -> free -> check
+
+The Program of a plan is a pure function of plan, chain, rules and costs.
+"""
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan
+from hexijax.program.compute import compute
+from hexijax.program.free import free
+from hexijax.program.linearise import Costs, UnitCosts, linearise
+from hexijax.program.moves import moves
+from hexijax.program.placement import (
+    StepRules,
+    agree_on_loss,
+    group_places,
+    loads,
+    prologue,
+    sync,
+)
+from hexijax.program.program import Program
+
+__all__ = ["Costs", "StepRules", "lower"]
+
+
+def lower(
+    plan: Plan,
+    chain: Chain,
+    *,
+    rules: StepRules,
+    costs: Costs | None = None,
+    evaluation: bool = False,
+    whole_leaves: bool = False,
+) -> Program:
+    """The Program of one step, checked.
+
+    Args:
+      plan: what is where.
+      chain: the model it belongs to.
+      rules: what an update must know about all gradients.
+      costs: durations that settle the order; None: a layer takes 1 forward, 2 backward.
+      evaluation: forwards and metrics only, the parameters stay.
+      whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+    """
+    groups = group_places(plan, chain, whole_leaves=whole_leaves)
+    streams = compute(plan, chain, evaluation=evaluation)
+    others = [*moves(plan, streams), agree_on_loss(plan)]
+    if not evaluation:
+        others += sync(groups, streams, rules)
+    order = linearise(
+        plan,
+        streams,
+        others,
+        loads(plan, chain, evaluation=evaluation),
+        costs or UnitCosts(plan),
+    )
+    return Program(prologue=tuple(prologue(groups)), body=free(order))

@@ -1,0 +1,43 @@
+"""Pass 2: an Act or Cot that is read on another stage than it was written on travels.
+
+    streams -> Sends and Recvs, one pair and one tag a message
+
+Stages on the same devices send too: it costs no copy there, and mesh and dtype may
+differ all the same.
+"""
+
+from collections.abc import Iterable
+
+from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.program import names
+from hexijax.program.program import Buffer, Instruction, Kind, Read, Recv, Send
+
+
+def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruction]:
+    """Each Send followed by its Recv, in the order in which the streams need them."""
+    instructions = [instr for stream in streams for instr in stream]
+    written = {buffer for instr in instructions for buffer in instr.writes}
+    needed = dict.fromkeys(
+        read.buffer
+        for instr in instructions
+        for read in instr.reads
+        if read.buffer.kind in (Kind.ACT, Kind.COT) and read.buffer not in written
+    )
+    pairs: list[Instruction] = []
+    for tag, here in enumerate(needed):
+        source = _neighbour(plan, here)
+        there = Buffer(here.kind, source, here.subject, here.microbatch)
+        assert there in written, f"no stage writes {there} for {here}"
+        assert here.microbatch is not None
+        wire = names.wire(here.place, tag, here.microbatch)
+        ends = {"tag": tag, "source": source, "target": here.place}
+        pairs.append(Send(reads=(Read(there),), writes=(wire,), **ends))
+        pairs.append(Recv(reads=(Read(wire),), writes=(here,), **ends))
+    return pairs
+
+
+def _neighbour(plan: Plan, needed: Buffer) -> Place:
+    """The stage before for an Act, the stage after for a Cot."""
+    replica, stage = map(int, needed.place[1:].split(".s"))
+    step = -1 if needed.kind is Kind.ACT else 1
+    return stage_place(replica, stage + step)

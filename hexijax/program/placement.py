@@ -1,0 +1,192 @@
+"""Pass 3: what a step does besides computing: load, reduce, agree, update, gather.
+
+    Plan, Chain, streams -> prologue, and instructions of the body in no order yet
+
+Their order follows from what they read, so the next pass settles it.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+
+from hexijax.layers.chain import Chain, Group
+from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.program import names
+from hexijax.program.boxes import state_boxes, users
+from hexijax.program.compute import batch_places
+from hexijax.program.program import (
+    HOST,
+    Agree,
+    Buffer,
+    Gather,
+    Instruction,
+    Kind,
+    Load,
+    Read,
+    Reduce,
+    Update,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepRules:
+    """What an update must know about all gradients."""
+
+    clip: bool = False
+    """Gradients are scaled to a largest global norm."""
+
+    skip_nonfinite: bool = False
+    """A step whose gradient is not finite leaves parameters and moments alone."""
+
+    @property
+    def update_waits(self) -> bool:
+        """Whether no update may start before the last gradient is reduced."""
+        return self.clip or self.skip_nonfinite
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GroupPlaces:
+    """Where one parameter group is used and where its state lives."""
+
+    group: str
+    users: tuple[Place, ...]
+    homes: tuple[Place, ...]
+
+
+def group_places(
+    plan: Plan, chain: Chain, *, whole_leaves: bool = False
+) -> tuple[GroupPlaces, ...]:
+    """Users and homes of every group, in the order of the chain."""
+
+    def places(group: Group) -> GroupPlaces:
+        boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
+        return GroupPlaces(
+            group=group.name, users=users(plan, group), homes=tuple(boxes)
+        )
+
+    return tuple(map(places, chain.groups))
+
+
+def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
+    """Parameters from their state, for every user."""
+    return [
+        Gather(
+            reads=_reads(names.state(home, g.group) for home in g.homes),
+            writes=(names.param(user, g.group),),
+            group=g.group,
+            homes=g.homes,
+            place=user,
+        )
+        for g in groups
+        for user in g.users
+    ]
+
+
+def loads(plan: Plan, chain: Chain, *, evaluation: bool = False) -> list[Instruction]:
+    """One Load a replica and microbatch."""
+    result: list[Instruction] = []
+    for r, replica in enumerate(plan.replicas):
+        places = batch_places(plan, chain, r)
+        last = stage_place(r, len(replica.stages) - 1)
+        for m in range(replica.microbatches):
+            writes = [names.batch(place, m) for place in places]
+            if not result:
+                writes.append(names.WEIGHT)
+            if m == 0 and not evaluation:
+                writes.append(names.seed(last))
+            knows_weight = m > 0 or not result
+            result.append(
+                Load(
+                    reads=() if knows_weight else (Read(names.WEIGHT),),
+                    writes=tuple(writes),
+                    replica=r,
+                    microbatch=m,
+                )
+            )
+    return result
+
+
+def agree_on_loss(plan: Plan) -> Instruction:
+    """Metrics for people: the losses of all microbatches and the weight."""
+    losses = [
+        names.loss(stage_place(r, len(replica.stages) - 1), m)
+        for r, replica in enumerate(plan.replicas)
+        for m in range(replica.microbatches)
+    ]
+    return Agree(
+        reads=_reads([*losses, names.WEIGHT]),
+        writes=(names.agreed(HOST, "loss"),),
+        name="loss",
+        members=(HOST,),
+    )
+
+
+def sync(
+    groups: Iterable[GroupPlaces],
+    streams: Iterable[Iterable[Instruction]],
+    rules: StepRules,
+) -> list[Instruction]:
+    """Reduce, update and gather of every group, and the norm of all gradients."""
+    groups = tuple(groups)
+    last_grad = {
+        (buffer.place, buffer.subject): buffer
+        for stream in streams
+        for instr in stream
+        for buffer in instr.writes
+        if buffer.kind is Kind.GRAD
+    }
+    result: list[Instruction] = []
+    for g in groups:
+        result.append(_reduce(g, [last_grad[user, g.group] for user in g.users]))
+        result += [_update(g.group, home, rules) for home in g.homes]
+        result += [_gather(g, user) for user in g.users]
+    homes = dict.fromkeys(home for g in groups for home in g.homes)
+    members = (*homes, HOST) if rules.update_waits else (HOST,)
+    norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
+    result.append(
+        Agree(
+            reads=_reads(norms),
+            writes=tuple(names.agreed(member, "norm") for member in members),
+            name="norm",
+            members=members,
+        )
+    )
+    return result
+
+
+def _reduce(g: GroupPlaces, grads: list[Buffer]) -> Reduce:
+    return Reduce(
+        reads=_reads(grads),
+        writes=(
+            *(names.grad(home, g.group) for home in g.homes),
+            *(names.group_norm(home, g.group) for home in g.homes),
+        ),
+        group=g.group,
+        members=g.users,
+        homes=g.homes,
+    )
+
+
+def _update(group: str, home: Place, rules: StepRules) -> Update:
+    reads = [names.state(home, group), names.grad(home, group)]
+    if rules.update_waits:
+        reads.append(names.agreed(home, "norm"))
+    return Update(
+        reads=_reads(reads),
+        writes=(names.state(home, group, step=1), names.param_slice(home, group)),
+        group=group,
+        home=home,
+    )
+
+
+def _gather(g: GroupPlaces, user: Place) -> Gather:
+    return Gather(
+        reads=_reads(names.param_slice(home, g.group) for home in g.homes),
+        writes=(names.param(user, g.group, step=1),),
+        group=g.group,
+        homes=g.homes,
+        place=user,
+    )
+
+
+def _reads(buffers: Iterable[Buffer]) -> tuple[Read, ...]:
+    return tuple(Read(buffer) for buffer in buffers)
