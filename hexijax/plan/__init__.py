@@ -1,4 +1,8 @@
-"""The Plan: what is where, as data. No JAX, no devices, no search."""
+"""The Plan: what is where, as data. No JAX, no devices, no search.
+
+``text`` prints and parses it, ``serial`` is its JSON, ``checks`` holds it against a
+chain and a cluster.
+"""
 
 from hexijax.plan.plan import Plan, PlanError, Replica, Stage, StateShare
 

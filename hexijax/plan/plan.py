@@ -2,8 +2,9 @@
 
     Cluster + Chain -> planner, or a person's text file -> Plan -> program.lower
 
-A plan is data: it prints (``text``), parses back, and compares equal. Devices, layers and
-groups are named, never numbered by rank, so a plan reads without the cluster beside it.
+A plan is data: it prints (``text``), parses back, and compares equal. Devices, layers
+and groups are named, never numbered by rank, so a plan reads without the cluster beside
+it.
 """
 
 import dataclasses
