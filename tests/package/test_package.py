@@ -29,7 +29,6 @@ ROOMS_WITHOUT_JAX = [
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     build = "import hatchling.build, sys; hatchling.build.build_wheel(sys.argv[1])"
     command = [sys.executable, "-c", build, str(folder)]
