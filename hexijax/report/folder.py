@@ -6,6 +6,7 @@ report.json            the whole in figures
 checkpoints/<step>/    only if asked for
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -100,8 +101,10 @@ def write_atomically(path: Path, text: str) -> None:
         unfinished.write_text(text)
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        with contextlib.suppress(OSError):  # renamed, or never made
+            unfinished.unlink()
 
 
 def write_json(path: Path, data: Any) -> None:
