@@ -95,6 +95,9 @@ class Experiment:
     eval_data: Any = None
     """A ``Data`` to evaluate on."""
 
+    eval_batches: int = 8
+    """Batches of an evaluation: the same first ones each time."""
+
     tokens_per_sample: int = 1
     """Tokens in a sample, for tokens/s."""
 
@@ -105,7 +108,7 @@ class Experiment:
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "steps": 1, "eval_every": 0, "tokens_per_sample": 1}
+        least = {"batch_size": 1, "steps": 1, "eval_every": 0, "eval_batches": 1}
         for field, minimum in least.items():
             value = getattr(self, field)
             if value < minimum:
@@ -118,3 +121,8 @@ class Experiment:
                 raise UserError(
                     f"Experiment.{field} is {value}; it must be positive and finite."
                 )
+        if self.eval_every and self.eval_data is None:
+            raise UserError(
+                f"Experiment.eval_every is {self.eval_every}, but there is no "
+                "eval_data to evaluate on. Give it a Data, or set eval_every=0."
+            )
