@@ -7,6 +7,7 @@ The Program of a plan is a pure function of plan, chain, rules and costs.
 
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
+from hexijax.program.check import check
 from hexijax.program.compute import compute
 from hexijax.program.free import free
 from hexijax.program.linearise import Costs, UnitCosts, linearise
@@ -20,6 +21,8 @@ from hexijax.program.placement import (
     sync,
 )
 from hexijax.program.program import Program
+from hexijax.program.rules.fault import Faults
+from hexijax.program.rules.runs import check_layers
 
 __all__ = ["Costs", "StepRules", "lower"]
 
@@ -43,6 +46,7 @@ def lower(
       evaluation: forwards and metrics only, the parameters stay.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
     """
+    check_layers(plan, chain, Faults(Program()))
     groups = group_places(plan, chain, whole_leaves=whole_leaves)
     streams = compute(plan, chain, evaluation=evaluation)
     others = [*moves(plan, streams), agree_on_loss(plan)]
@@ -55,4 +59,6 @@ def lower(
         loads(plan, chain, evaluation=evaluation),
         costs or UnitCosts(plan),
     )
-    return Program(prologue=tuple(prologue(groups)), body=free(order))
+    program = Program(prologue=tuple(prologue(groups)), body=free(order))
+    check(program, plan, chain, whole_leaves=whole_leaves)
+    return program

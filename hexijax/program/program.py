@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 
+from hexijax.errors import UserError
 from hexijax.plan.plan import Place
 
 FORMAT_VERSION = 1
@@ -27,6 +28,10 @@ PLAIN_NAME = re.compile(r"[\w./+*-]+(?: [\w./+*-]+)*")
 def quoted(name: str) -> str:
     """The name as the text form writes it."""
     return name if PLAIN_NAME.fullmatch(name) else json.dumps(name)
+
+
+class ProgramError(UserError):
+    """A Program that cannot be read, or must not run."""
 
 
 class Kind(enum.StrEnum):
@@ -62,7 +67,7 @@ class Memory(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Buffer:
-    """A value that is written once: ``Act[r0.s1 L4 #2]@0``."""
+    """A value that is written once: ``Act[r0.s1 L4 #2]``, ``State[a/3 l0]@1``."""
 
     kind: Kind
     place: Place
@@ -81,7 +86,8 @@ class Buffer:
         name = f"{quoted(self.place)} {quoted(self.subject)}"
         mb = "" if self.microbatch is None else f" #{self.microbatch}"
         memory = "" if self.memory is Memory.DEVICE else f"~{self.memory}"
-        return f"{self.kind}[{name}{mb}]@{self.step}{memory}"
+        step = f"@{self.step}" if self.step else ""
+        return f"{self.kind}[{name}{mb}]{step}{memory}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

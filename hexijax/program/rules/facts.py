@@ -1,0 +1,88 @@
+"""What a plan and its chain ask of every Program, looked up once."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Place, Plan
+from hexijax.program.compute import batch_places, segment_groups
+from hexijax.program.placement import GroupPlaces, group_places
+from hexijax.program.program import Forward, Instruction, Program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """One segment of a stage."""
+
+    layers: tuple[int, int]
+    """First layer and the one past the last."""
+
+    groups: tuple[str, ...]
+    """Parameter groups it reads."""
+
+    reads_batch: bool
+    """Whether its stage has the batch."""
+
+    is_last: bool
+    """Whether it ends in the loss."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """Everything the rules compare with."""
+
+    plan: Plan
+    segments: Mapping[tuple[Place, int], Segment]
+    groups: Mapping[str, GroupPlaces]
+    microbatches: Mapping[Place, int]
+    """Microbatches a step of the replica that a stage belongs to."""
+
+    trains: bool
+    """Whether the Program keeps residuals; else it evaluates."""
+
+    @classmethod
+    def of(
+        cls, program: Program, plan: Plan, chain: Chain, *, whole_leaves: bool
+    ) -> "Facts":
+        """Facts of a plan; only whether it trains is read from the Program."""
+        with_batch = {
+            place
+            for r in range(len(plan.replicas))
+            for place in batch_places(plan, chain, r)
+        }
+        segments = {
+            (place, g): Segment(
+                layers=(layers := stage.segment_layers(g)),
+                groups=segment_groups(chain, layers),
+                reads_batch=place in with_batch,
+                is_last=layers[1] == len(chain.layers),
+            )
+            for place, stage in plan.stages()
+            for g in range(len(stage.segments))
+        }
+        counts = [
+            replica.microbatches for replica in plan.replicas for _ in replica.stages
+        ]
+        places = group_places(plan, chain, whole_leaves=whole_leaves)
+        return cls(
+            plan=plan,
+            segments=segments,
+            groups={g.group: g for g in places},
+            microbatches={
+                place: count
+                for (place, _), count in zip(plan.stages(), counts, strict=True)
+            },
+            trains=any(isinstance(i, Forward) and i.grad for i in program.body),
+        )
+
+
+def numbered(
+    program: Program, section: str = "body"
+) -> Iterator[tuple[int, Instruction]]:
+    """The instructions of a section with their positions in the whole Program."""
+    start = 0
+    for name in ("prologue", "body", "drain"):
+        instructions = getattr(program, name)
+        if name == section:
+            yield from enumerate(instructions, start)
+        start += len(instructions)

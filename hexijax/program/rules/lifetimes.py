@@ -1,0 +1,218 @@
+"""Each buffer is written once, read while it lives, and gone when its step is over.
+
+Plays the prologue and two bodies: what the first leaves at step+1 the second must find,
+so what holds for two holds for any number. Pools and live microbatches are counted on
+the way.
+"""
+
+import dataclasses
+from collections import Counter
+
+from hexijax.errors import did_you_mean
+from hexijax.plan.plan import Place
+from hexijax.program import names
+from hexijax.program.program import (
+    HOST,
+    Buffer,
+    Instruction,
+    Kind,
+    Prefetch,
+    Program,
+    Update,
+    WriteBack,
+)
+from hexijax.program.rules.facts import Facts, numbered
+from hexijax.program.rules.fault import Faults
+
+
+@dataclasses.dataclass(slots=True)
+class Peaks:
+    """The most that was alive at once."""
+
+    residuals: Counter[Place]
+    """Microbatches with a Res, by stage."""
+
+    activations: Counter[Place]
+    """Microbatches with an Act, by stage: those that have arrived early included."""
+
+    slots: Counter[str]
+    """Slots in use, by pool."""
+
+
+def check_lifetimes(program: Program, facts: Facts, faults: Faults) -> Peaks:
+    """Plays the Program; returns what it held."""
+    play = _Play(program, facts, faults)
+    for position, instr in numbered(program, "prologue"):
+        play.run(position, instr)
+    for _ in range(2):
+        play.written.clear()
+        for position, instr in numbered(program, "body"):
+            play.run(position, instr)
+        play.end_body()
+    play.written.clear()
+    for position, instr in numbered(program, "drain"):
+        play.run(position, instr)
+    return play.peaks
+
+
+class _Play:
+    """What lives, and where it was written or died."""
+
+    def __init__(self, program: Program, facts: Facts, faults: Faults) -> None:
+        self.peaks = Peaks(Counter(), Counter(), Counter())
+        self.written: dict[Buffer, int] = {}
+        self._live: dict[Buffer, int] = {}
+        self._died: dict[Buffer, int] = {}
+        self._given = {
+            (home, group.group)
+            for group in facts.groups.values()
+            for home in group.homes
+        }
+        self._faults = faults
+        self._pools = dict(program.pools)
+        self._slots: dict[Buffer, str] = {}
+        self._held: Counter[tuple[Kind, Place, int]] = Counter()
+
+    def run(self, position: int, instr: Instruction) -> None:
+        """One instruction: reads, deaths, writes."""
+        for read in instr.reads:
+            if read.buffer not in self._live:
+                self._explain(position, read.buffer)
+        slot = self._check_copy(position, instr)
+        for read in instr.reads:
+            if read.dies:
+                if read.buffer not in self._live:
+                    self._faults.at(
+                        position, f"{read.buffer} dies twice here.", read.buffer
+                    )
+                self._end(position, read.buffer)
+        for buffer in instr.writes:
+            self._write(position, instr, buffer)
+            if slot and buffer.kind is not Kind.PARAM:
+                self._take_slot(position, slot, buffer)
+
+    def end_body(self) -> None:
+        """Checks what is left and counts its steps down by one."""
+        left = list(self._live.items())
+        self._live.clear()
+        for buffer, position in left:
+            if buffer.place == HOST and buffer.kind is Kind.SCALAR:
+                continue
+            outlives = buffer.kind in (Kind.STATE, Kind.PARAM)
+            if buffer.step == 0 and (not outlives or names.is_slice(buffer)):
+                self._faults.at(
+                    position,
+                    f"{buffer} is still alive when the step is over. Only State and "
+                    "Param outlive a step: mark its last reader with '!' or free it.",
+                    buffer,
+                )
+            later = dataclasses.replace(buffer, step=max(buffer.step - 1, 0))
+            self._live[later] = position
+            if buffer in self._slots:
+                self._slots[later] = self._slots.pop(buffer)
+        self._died.clear()
+
+    def _explain(self, position: int, buffer: Buffer) -> None:
+        """A read of what does not live: the state at the start, or a fault."""
+        known = (buffer.place, buffer.subject) in self._given
+        if buffer.kind is Kind.STATE and buffer.step == 0 and known:
+            twins = {b.place: b for b in self._live if _is_twin(b, buffer)}
+            if buffer not in self._died and not twins:
+                self._live[buffer] = position
+                return
+        if buffer in self._died:
+            self._faults.at(
+                position,
+                f"{buffer} is read here, but it died at line {self._died[buffer]}. A "
+                "last reader is marked with '!'; move the mark to this line.",
+                buffer,
+            )
+        self._faults.at(
+            position,
+            f"{buffer} is read before anything writes it. An instruction stands after "
+            "those that write what it reads.",
+            buffer,
+        )
+
+    def _write(self, position: int, instr: Instruction, buffer: Buffer) -> None:
+        copy = isinstance(instr, Prefetch | WriteBack)
+        if buffer in self._live or (buffer in self.written and not copy):
+            self._faults.at(
+                position,
+                f"{buffer} is written a second time. A value is written once; only a "
+                "copy that has died may come back by Prefetch or WriteBack.",
+                buffer,
+            )
+        if buffer.step and buffer.kind in (Kind.STATE, Kind.PARAM):
+            before = dataclasses.replace(buffer, step=buffer.step - 1)
+            if before in self._live:
+                self._faults.at(
+                    position,
+                    f"{before} still lives when its next version is written, so both "
+                    "would take memory. Its last reader, marked '!', comes first.",
+                    buffer,
+                )
+        self.written[buffer] = position
+        self._live[buffer] = position
+        self._count(buffer, 1)
+
+    def _end(self, position: int, buffer: Buffer) -> None:
+        del self._live[buffer]
+        self._died[buffer] = position
+        self._slots.pop(buffer, None)
+        self._count(buffer, -1)
+
+    def _count(self, buffer: Buffer, change: int) -> None:
+        """Counts live microbatches by stage."""
+        if buffer.kind not in (Kind.RES, Kind.ACT) or buffer.microbatch is None:
+            return
+        key = (buffer.kind, buffer.place, buffer.microbatch)
+        before = self._held[key]
+        self._held[key] += change
+        total = (buffer.kind, buffer.place, -1)
+        self._held[total] += bool(self._held[key]) - bool(before)
+        is_res = buffer.kind is Kind.RES
+        peaks = self.peaks.residuals if is_res else self.peaks.activations
+        peaks[buffer.place] = max(peaks[buffer.place], self._held[total])
+
+    def _check_copy(self, position: int, instr: Instruction) -> str:
+        """The pool in which the writes of an instruction take slots, or nothing."""
+        if isinstance(instr, Prefetch | WriteBack) and instr.pool not in self._pools:
+            self._faults.at(
+                position,
+                f"The Program has no pool {instr.pool!r}; it has "
+                f"{', '.join(self._pools) or 'none'}."
+                f"{did_you_mean(instr.pool, self._pools)}",
+            )
+        if isinstance(instr, Prefetch):
+            return instr.pool
+        if isinstance(instr, WriteBack):
+            pool = self._slots.get(instr.buffer, instr.pool)
+            if pool != instr.pool:
+                self._faults.at(
+                    position,
+                    f"{instr.buffer} has a slot of pool {pool!r}, not of "
+                    f"{instr.pool!r}.",
+                    instr.buffer,
+                )
+        if isinstance(instr, Update):  # the new state takes the donated slot
+            donated = [r.buffer for r in instr.reads if r.dies]
+            return next((self._slots[b] for b in donated if b in self._slots), "")
+        return ""
+
+    def _take_slot(self, position: int, pool: str, buffer: Buffer) -> None:
+        self._slots[buffer] = pool
+        used = sum(name == pool for name in self._slots.values())
+        if used > self._pools[pool]:
+            self._faults.at(
+                position,
+                f"Pool {pool!r} has {self._pools[pool]} slots and this would be number "
+                f"{used}. Free or write back one of "
+                f"{', '.join(str(b) for b, p in self._slots.items() if p == pool)}.",
+                buffer,
+            )
+        self.peaks.slots[pool] = max(self.peaks.slots[pool], used)
+
+
+def _is_twin(a: Buffer, b: Buffer) -> bool:
+    return (a.kind, a.place, a.subject, a.step) == (b.kind, b.place, b.subject, b.step)

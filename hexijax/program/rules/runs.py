@@ -1,0 +1,124 @@
+"""Each layer runs forward and backward exactly once for each microbatch, on its stage."""
+
+from collections import Counter
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Place, Plan
+from hexijax.program.program import Backward, Forward, Load, Part, Program
+from hexijax.program.rules.facts import Facts, numbered
+from hexijax.program.rules.fault import Faults
+
+Run = tuple[str, Place, int, int]
+"""What runs (forward, or the input or weight part), place, segment, microbatch."""
+
+PARTS = {
+    Part.BOTH: ("input", "weight"),
+    Part.INPUT: ("input",),
+    Part.WEIGHT: ("weight",),
+}
+
+
+def check_layers(plan: Plan, chain: Chain, faults: Faults) -> None:
+    """The stages of each replica hold all layers, each once and in order."""
+    for r, replica in enumerate(plan.replicas):
+        bounds = [0]
+        for stage in replica.stages:
+            start, stop = stage.layers
+            parts = (sum(stage.segments), min(stage.segments, default=0))
+            if start != bounds[-1] or stop <= start or parts[0] != stage.num_layers:
+                break
+            bounds.append(stop)
+        else:
+            if bounds[-1] == len(chain.layers):
+                continue
+        spans = " ".join("{}-{}".format(*stage.layers) for stage in replica.stages)
+        faults.missing(
+            f"The stages of replica r{r} hold layers {spans}; the chain has layers "
+            f"0-{len(chain.layers)}. Each layer sits in exactly one stage, in order, and "
+            "a stage's segments sum to its layers."
+        )
+
+
+def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
+    """Counts Forwards and both parts of the Backwards of one body."""
+    ways = ("forward", "input", "weight") if facts.trains else ("forward",)
+    due: Counter[Run] = Counter(
+        (way, place, segment, m)
+        for place, segment in facts.segments
+        for m in range(facts.microbatches[place])
+        for way in ways
+    )
+    for position, instr in numbered(program):
+        if not isinstance(instr, Forward | Backward):
+            continue
+        done = ("forward",) if isinstance(instr, Forward) else PARTS[instr.part]
+        if isinstance(instr, Forward) and instr.grad != facts.trains:
+            faults.at(
+                position,
+                "Some forwards of this body keep residuals and some do not. A body "
+                "trains or it evaluates.",
+            )
+        for way in done:
+            for m in range(*instr.microbatches):
+                run = (way, instr.place, instr.segment, m)
+                if run not in due:
+                    faults.at(position, _unknown(run, facts))
+                due[run] -= 1
+                if due[run] < 0:
+                    faults.at(
+                        position,
+                        f"{_name(run)} runs a second time. Each segment runs once for "
+                        "each microbatch of a step; drop one of the two.",
+                    )
+    late = [run for run, count in due.items() if count]
+    if late:
+        faults.missing(
+            f"{_name(late[0])} never runs ({len(late)} of {len(due)} runs are missing). "
+            "Each layer runs forward and, in training, backward exactly once for each "
+            "microbatch of a step."
+        )
+
+
+def check_loads(program: Program, facts: Facts, faults: Faults) -> None:
+    """Each microbatch of each replica is loaded once."""
+    due = Counter(
+        (r, m)
+        for r, replica in enumerate(facts.plan.replicas)
+        for m in range(replica.microbatches)
+    )
+    for position, instr in numbered(program):
+        if isinstance(instr, Load):
+            due[instr.replica, instr.microbatch] -= 1
+            if due[instr.replica, instr.microbatch] < 0:
+                faults.at(
+                    position,
+                    f"Replica r{instr.replica} loads microbatch {instr.microbatch} once "
+                    "too often. The plan's microbatches are loaded once each.",
+                )
+    late = [load for load, count in due.items() if count]
+    if late:
+        replica, microbatch = late[0]
+        faults.missing(
+            f"Replica r{replica} never loads microbatch {microbatch}. The plan's "
+            "microbatches are loaded once each."
+        )
+
+
+def _name(run: Run) -> str:
+    way, place, segment, microbatch = run
+    what = way if way == "forward" else f"backward, {way} part,"
+    return f"The {what} of segment g{segment} of {place} for microbatch #{microbatch}"
+
+
+def _unknown(run: Run, facts: Facts) -> str:
+    _, place, segment, _ = run
+    if (place, segment) not in facts.segments:
+        known = [f"{p} g{g}" for p, g in facts.segments]
+        return (
+            f"The plan has no segment g{segment} of {place}; it has {', '.join(known)}."
+        )
+    return (
+        f"{_name(run)} is none of the plan's: the replica has "
+        f"{facts.microbatches[place]} microbatches, counted from 0, and an evaluation "
+        "has no backward."
+    )

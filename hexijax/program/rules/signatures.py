@@ -1,0 +1,156 @@
+"""Forwards, Backwards and copies read and write what their kind says, and no more."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+
+from hexijax.program import names
+from hexijax.program.program import (
+    Backward,
+    Buffer,
+    Forward,
+    Instruction,
+    Kind,
+    Memory,
+    Part,
+    Prefetch,
+    Program,
+    WriteBack,
+)
+from hexijax.program.rules.facts import Facts
+from hexijax.program.rules.fault import Faults
+
+
+def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
+    """Every instruction of every section that the plan alone determines."""
+    for position, instr in enumerate(program):
+        match instr:
+            case Forward():
+                reads, writes = _forward(instr, facts)
+            case Backward():
+                reads, writes = _backward(instr, facts)
+            case Prefetch():
+                reads, writes = [_twin(instr.buffer)], [instr.buffer]
+            case WriteBack():
+                reads, writes = [instr.buffer], [_twin(instr.buffer)]
+            case _:
+                continue
+        shift = min((b.step for b in instr.writes), default=0)
+        if isinstance(instr, Forward | Backward):
+            _check_grads(position, instr, facts, faults)
+        else:
+            shift = 0
+        _compare(
+            position, "read", (r.buffer for r in instr.reads), reads, shift, faults
+        )
+        _compare(position, "write", instr.writes, writes, shift, faults)
+
+
+def _forward(instr: Forward, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:
+    segment = facts.segments[instr.place, instr.segment]
+    writes = []
+    for m in range(*instr.microbatches):
+        if segment.is_last:
+            writes.append(names.loss(instr.place, m))
+        else:
+            writes.append(names.act(instr.place, segment.layers[1], m))
+        if instr.grad:
+            writes.append(names.res(instr.place, instr.segment, m))
+    return _inputs(instr, facts), writes
+
+
+def _backward(instr: Backward, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:
+    place, (first, stop) = (
+        instr.place,
+        facts.segments[instr.place, instr.segment].layers,
+    )
+    microbatches = range(*instr.microbatches)
+    if instr.part is Part.WEIGHT:
+        return [names.weight_res(place, instr.segment, m) for m in microbatches], []
+    reads, writes = _inputs(instr, facts), []
+    reads += [names.res(place, instr.segment, m) for m in microbatches]
+    if facts.segments[place, instr.segment].is_last:
+        reads.append(names.seed(place))
+    else:
+        reads += [names.cot(place, stop, m) for m in microbatches]
+    if first > 0:
+        writes += [names.cot(place, first, m) for m in microbatches]
+    if instr.part is Part.INPUT:
+        writes += [names.weight_res(place, instr.segment, m) for m in microbatches]
+    return reads, writes
+
+
+def _inputs(instr: Forward | Backward, facts: Facts) -> list[Buffer]:
+    segment = facts.segments[instr.place, instr.segment]
+    inputs = [names.param(instr.place, group) for group in segment.groups]
+    for m in range(*instr.microbatches):
+        if segment.layers[0] > 0:
+            inputs.append(names.act(instr.place, segment.layers[0], m))
+        if segment.reads_batch:
+            inputs.append(names.batch(instr.place, m))
+    return inputs
+
+
+def _check_grads(
+    position: int, instr: Instruction, facts: Facts, faults: Faults
+) -> None:
+    """A Backward adds to one gradient of each of its groups, and to no other."""
+    before = {r.buffer.subject: r.buffer for r in instr.reads if _is_grad(r.buffer)}
+    after = {b.subject: b for b in instr.writes if _is_grad(b)}
+    adds = isinstance(instr, Backward) and instr.part is not Part.INPUT
+    groups = facts.segments[instr.place, instr.segment].groups if adds else ()
+    if set(after) != set(groups) or not set(before) <= set(groups):
+        faults.at(
+            position,
+            f"It writes gradients of {_list(after)} where its segment has the parameter "
+            f"groups {_list(groups)}. A backward (not its input part) adds to the "
+            "gradient of each of its groups, and a forward to none.",
+        )
+    for group, buffer in after.items():
+        count = buffer.microbatch or 0
+        expected = names.partial_grad(instr.place, group, count - 1) if count else None
+        found = before.get(group)
+        if found and buffer.step:
+            found = dataclasses.replace(found, step=0)
+        if found != expected:
+            faults.at(
+                position,
+                f"{buffer} adds to {found}; it must add to {expected}. Additions to a "
+                "gradient form one chain, counted from 0, so that none is lost.",
+                buffer,
+            )
+
+
+def _compare(
+    position: int,
+    verb: str,
+    found: Iterable[Buffer],
+    expected: Iterable[Buffer],
+    shift: int,
+    faults: Faults,
+) -> None:
+    actual = Counter(b for b in found if not _is_grad(b))
+    wanted = Counter(
+        dataclasses.replace(b, step=b.step + shift) if shift else b for b in expected
+    )
+    if actual == wanted:
+        return
+    for buffer in actual - wanted:
+        faults.at(
+            position, f"It must not {verb} {buffer}, or not more than once.", buffer
+        )
+    for buffer in wanted - actual:
+        faults.at(position, f"It must {verb} {buffer} and does not.")
+
+
+def _is_grad(buffer: Buffer) -> bool:
+    return buffer.kind is Kind.GRAD and buffer.microbatch is not None
+
+
+def _twin(buffer: Buffer) -> Buffer:
+    other = Memory.HOST if buffer.memory is Memory.DEVICE else Memory.DEVICE
+    return dataclasses.replace(buffer, memory=other)
+
+
+def _list(items: Iterable[str]) -> str:
+    return ", ".join(items) or "none"

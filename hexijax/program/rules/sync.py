@@ -1,0 +1,204 @@
+"""Every gradient enters one Reduce; every group is updated at each home, once, and its
+new parameters reach each user."""
+
+from collections.abc import Sequence
+
+from hexijax.plan.plan import Place
+from hexijax.program import names
+from hexijax.program.placement import GroupPlaces
+from hexijax.program.program import (
+    HOST,
+    Agree,
+    Buffer,
+    Gather,
+    Kind,
+    Program,
+    Reduce,
+    Update,
+)
+from hexijax.program.rules.facts import Facts, numbered
+from hexijax.program.rules.fault import Faults
+
+
+def check_sync(program: Program, facts: Facts, faults: Faults) -> None:
+    """Reduce, Update, Gather and Agree of one body; the Gathers of the prologue."""
+    _check_agrees(program, facts, faults)
+    _check_gathers(program, facts, faults, "prologue")
+    if facts.trains:
+        _check_reduces(program, facts, faults)
+        _check_updates(program, facts, faults)
+        _check_gathers(program, facts, faults, "body")
+
+
+def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
+    last: dict[tuple[Place, str], Buffer] = {}
+    seen: set[str] = set()
+    for position, instr in numbered(program):
+        for buffer in instr.writes:
+            if buffer.kind is Kind.GRAD and buffer.microbatch is not None:
+                last[buffer.place, buffer.subject] = buffer
+    for position, instr in numbered(program):
+        if not isinstance(instr, Reduce):
+            continue
+        group = _group(position, instr.group, facts, faults)
+        if instr.group in seen:
+            faults.at(position, f"Group {instr.group} is reduced twice in a body.")
+        seen.add(instr.group)
+        _check_places(position, "members", instr.members, group.users, faults)
+        _check_places(position, "homes", instr.homes, group.homes, faults)
+        expected = [last.get((member, instr.group)) for member in instr.members]
+        found = [read.buffer for read in instr.reads]
+        if found != expected:
+            faults.at(
+                position,
+                f"It must read the complete gradient of each member in their order: "
+                f"{_names(expected)}. Every backward's gradient enters exactly one "
+                "Reduce.",
+            )
+        writes = {names.grad(home, instr.group) for home in instr.homes}
+        writes |= {names.group_norm(home, instr.group) for home in instr.homes}
+        if set(instr.writes) != writes:
+            faults.at(position, "It must write Grad and Scalar norm at each home.")
+    for name in facts.groups:
+        if name not in seen:
+            faults.missing(
+                f"Group {name} is never reduced. The gradients of all its users "
+                f"({_names(facts.groups[name].users)}) enter one Reduce a step."
+            )
+
+
+def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
+    done: dict[tuple[str, Place], list[int]] = {}
+    waiting: list[bool] = []
+    for position, instr in numbered(program):
+        if not isinstance(instr, Update):
+            continue
+        group = _group(position, instr.group, facts, faults)
+        if instr.home not in group.homes:
+            faults.at(
+                position,
+                f"{instr.home} is no home of group {instr.group}; those are "
+                f"{_names(group.homes)}.",
+            )
+        chunks = done.setdefault((instr.group, instr.home), [])
+        if instr.chunk in chunks:
+            faults.at(
+                position,
+                f"Group {instr.group} is updated twice at {instr.home} in one step.",
+            )
+        chunks.append(instr.chunk)
+        reads = {read.buffer for read in instr.reads}
+        if names.grad(instr.home, instr.group) not in reads:
+            faults.at(position, "An Update reads the reduced gradient at its home.")
+        waiting.append(names.agreed(instr.home, "norm") in reads)
+        if waiting[-1] != waiting[0]:
+            faults.at(
+                position,
+                "Some updates wait for the norm of all gradients and some do not. "
+                "Clipping and skipping are global: all wait, or none.",
+            )
+    for group in facts.groups.values():
+        for home in group.homes:
+            chunks = done.get((group.group, home), [])
+            if not chunks or sorted(chunks) != list(range(len(chunks))):
+                faults.missing(
+                    f"Group {group.group} has updates {chunks} at its home {home}. Each "
+                    "home updates its boxes once a step, in chunks counted from 0."
+                )
+
+
+def _check_gathers(
+    program: Program, facts: Facts, faults: Faults, section: str
+) -> None:
+    seen: set[tuple[str, Place]] = set()
+    for position, instr in numbered(program, section):
+        if not isinstance(instr, Gather):
+            continue
+        group = _group(position, instr.group, facts, faults)
+        _check_places(position, "homes", instr.homes, group.homes, faults)
+        if instr.place not in group.users:
+            faults.at(
+                position,
+                f"{instr.place} does not use group {instr.group}; its users are "
+                f"{_names(group.users)}.",
+            )
+        step = instr.writes[0].step if instr.writes else 0
+        written = (names.param(instr.place, instr.group, step),)
+        make = names.param_slice if section == "body" else names.state
+        wanted = [make(home, instr.group) for home in instr.homes]
+        found = [read.buffer for read in instr.reads]
+        if found != wanted or instr.writes != written:
+            faults.at(
+                position,
+                f"It must read {_names(wanted)} and write {_names(written)}.",
+            )
+        seen.add((instr.group, instr.place))
+    for group in facts.groups.values():
+        for user in group.users:
+            if (group.group, user) not in seen:
+                faults.missing(
+                    f"The {section} never gathers group {group.group} for {user}. New "
+                    f"parameters reach every user: {_names(group.users)}."
+                )
+
+
+def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
+    due = {"loss", "norm"} if facts.trains else {"loss"}
+    scalars = [
+        buffer
+        for _, instr in numbered(program)
+        for buffer in instr.writes
+        if buffer.kind is Kind.SCALAR
+    ]
+    for position, instr in numbered(program):
+        if not isinstance(instr, Agree):
+            continue
+        if instr.name not in due:
+            faults.at(
+                position,
+                f"A body agrees once on {' and on '.join(sorted(due))}; this is one "
+                "more, or another name.",
+            )
+        due.remove(instr.name)
+        reads = {read.buffer for read in instr.reads}
+        for scalar in scalars:
+            own = scalar.subject == "loss" and scalar.microbatch is not None
+            own = own or scalar == names.WEIGHT
+            if instr.name == "norm":
+                own = scalar.subject.startswith("norm ")
+            if own and scalar not in reads:
+                faults.at(
+                    position, f"It leaves out {scalar}; a sum over places has them all."
+                )
+        writes = {names.agreed(member, instr.name) for member in instr.members}
+        if set(instr.writes) != writes or HOST not in instr.members:
+            faults.at(
+                position,
+                f"It must write Scalar {instr.name} at each member, the host among them.",
+            )
+    if due:
+        faults.missing(f"The body never agrees on {' and '.join(sorted(due))}.")
+
+
+def _group(position: int, name: str, facts: Facts, faults: Faults) -> GroupPlaces:
+    if name not in facts.groups:
+        faults.at(position, f"The chain has no parameter group {name!r}.")
+    return facts.groups[name]
+
+
+def _check_places(
+    position: int,
+    what: str,
+    found: Sequence[Place],
+    expected: Sequence[Place],
+    faults: Faults,
+) -> None:
+    if sorted(found) != sorted(expected):
+        faults.at(
+            position,
+            f"Its {what} are {_names(found)}; the plan has {_names(expected)}.",
+        )
+
+
+def _names(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items)) or "none"
