@@ -1,0 +1,1 @@
+"""Runs Programs on devices: compilation, dispatch, transfers, reductions, updates."""

@@ -1,0 +1,416 @@
+"""A plan at work: traced, compiled, and stepped.
+
+    Experiment + Plan + devices -> trace per stage -> compile -> Executor -> step(batch)
+
+The engine owns what a step needs besides the Program: the sample map, the global weight,
+the random keys, and the numbers people read.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hexijax.cluster import Cluster
+from hexijax.experiment import Experiment
+from hexijax.layers.chain import Chain
+from hexijax.layers.segment import KEYS
+from hexijax.layers.trace import TracedModel, trace_model
+from hexijax.plan.plan import Place, Plan
+from hexijax.program import names
+from hexijax.program.lower import StepRules, lower
+from hexijax.program.program import HOST, Kind, Program, Recv, Send
+from hexijax.runtime import devices as machine
+from hexijax.runtime import state as stored
+from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
+from hexijax.runtime.borders import Border
+from hexijax.runtime.executor import Executor, Parts
+from hexijax.runtime.groups import GroupRuntime, Programs
+from hexijax.runtime.layout import Layout
+from hexijax.runtime.move import move
+from hexijax.runtime.optimizer import GroupUpdate, Reach, classify
+from hexijax.runtime.results import StepResult
+from hexijax.runtime.segments import Compiler, Progress, lane_arrays, zeros
+
+
+class Engine:
+    """Trains one experiment under one plan.
+
+    Args:
+      experiment: what to train.
+      plan: who does what; checked against chain and cluster by the caller.
+      chain: the layers the plan's numbers refer to.
+      cluster: kinds of the devices, which decide compute dtype and attention.
+      devices: cluster device name -> JAX device of this process.
+      progress: told (what, done, total) while compiling.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        plan: Plan,
+        chain: Chain,
+        cluster: Cluster,
+        devices: Mapping[str, jax.Device],
+        *,
+        progress: Progress | None = None,
+    ):
+        self.experiment, self.plan, self.chain = experiment, plan, chain
+        self.cluster, self.devices = cluster, dict(devices)
+        self._abstract = abstract_params(experiment)
+        reach = classify(experiment.optimizer, self._abstract)
+        self.layout = Layout(
+            plan, chain, self.devices, whole_leaves=reach is Reach.PER_LEAF
+        )
+        self._rules = StepRules(
+            clip=experiment.clip_norm is not None,
+            skip_nonfinite=experiment.skip_nonfinite,
+        )
+        self.program: Program = lower(
+            plan, chain, rules=self._rules, whole_leaves=self.layout.whole_leaves
+        )
+        self._rows = sample_map(plan)
+        self._programs = Programs()
+        self._segments = {
+            (place, i): self._traced(place).segment(*stage.segment_layers(i), _remat(stage, i))
+            for place, stage in plan.stages()
+            for i in range(len(stage.segments))
+        }
+        self.groups = self._make_groups()
+        compiler = Compiler(self.layout, progress)
+        self._add(compiler, grad=True)
+        self._executor = Executor(self.program, self._parts(self.program, compiler))
+        self._evaluator: Executor | None = None
+        self._batch: Mapping[str, np.ndarray] = {}
+        self._keys: np.ndarray | None = None
+        self._seeds: dict[Place, jax.Array] = {}
+
+    # Building.
+
+    @functools.cache  # noqa: B019
+    def _trace(self, dtype: str, attention: str, size: int, padded: bool) -> TracedModel:
+        loss = self.experiment.loss
+        if hasattr(loss, "variant"):
+            loss = loss.variant(dtype=dtype, attention=attention)
+        batch = {
+            name: jax.ShapeDtypeStruct((size, *array.shape), jnp.dtype(array.dtype))
+            for name, array in self.chain.batch.items()
+        }
+        return trace_model(
+            loss,
+            self._abstract,
+            batch,
+            microbatch_size=size,
+            padded=padded,
+            per_microbatch=self.experiment.per_microbatch,
+        )
+
+    def _traced(self, place: Place) -> TracedModel:
+        """The model as the stage at ``place`` computes it: one lane's microbatch."""
+        stage = self.plan.stage(place)
+        replica = self.plan.replicas[int(place[1:].split(".")[0])]
+        device = self.devices[stage.devices[0]]
+        profile = self.cluster.device(stage.devices[0]).profile
+        cudnn = (
+            device.platform == "gpu"
+            and profile.has_cudnn_attention
+            and stage.dtype in ("bfloat16", "float16")
+        )
+        padded = replica.samples < replica.microbatches * replica.microbatch_size
+        size = replica.microbatch_size // stage.lanes
+        return self._trace(stage.dtype, "cudnn" if cudnn else "xla", size, padded)
+
+    def _param_dtypes(self, place: Place) -> dict[str, str]:
+        """Dtype of each leaf on a stage: that of its first use, if all segments agree."""
+        seen: dict[str, set[str]] = {}
+        for (at, _), segment in self._segments.items():
+            if at == place:
+                for leaf, dtype in zip(segment.leaves, segment.param_dtypes, strict=True):
+                    seen.setdefault(leaf.id, set()).add(dtype)
+        return {
+            leaf: next(iter(dtypes)) if len(dtypes) == 1 else self.layout.leaf[leaf].dtype
+            for leaf, dtypes in seen.items()
+        }
+
+    def _make_groups(self) -> dict[str, GroupRuntime]:
+        members: dict[str, list[Place]] = {g.name: [] for g in self.chain.groups}
+        for (place, _), segment in self._segments.items():
+            for name in segment.groups:
+                if place not in members[name]:
+                    members[name].append(place)
+        update = GroupUpdate.of(self.experiment.optimizer, self._abstract)
+        dtypes = {place: self._param_dtypes(place) for place, _ in self.plan.stages()}
+        return {
+            group.name: GroupRuntime(
+                layout=self.layout,
+                programs=self._programs,
+                update=update,
+                group=group,
+                members=tuple(members[group.name]),
+                param_dtypes={
+                    place: [dtypes[place][leaf.id] for leaf in group.leaves]
+                    for place in members[group.name]
+                },
+                unscale=1.0 / self.experiment.loss_scale,
+                guarded=self.experiment.skip_nonfinite,
+            )
+            for group in self.chain.groups
+        }
+
+    def _add(self, compiler: Compiler, *, grad: bool) -> None:
+        for (place, i), segment in self._segments.items():
+            dtypes = self._param_dtypes(place)
+            ids = [dtypes[leaf.id] for leaf in segment.leaves]
+            compiler.add((place, i), place, segment, ids, grad=grad)
+
+    def _parts(self, program: Program, compiler: Compiler) -> Parts:
+        return Parts(
+            segments=compiler.compile(),
+            groups=self.groups,
+            borders=self._borders(program),
+            zeros=self._zeros,
+            load=self._load,
+            consts=self._consts,
+            seed=lambda place: self._seeds[place],
+            judge=self._judge,
+        )
+
+    def _borders(self, program: Program) -> dict[Any, Border]:
+        borders: dict[Any, Border] = {}
+        for instruction in program:
+            if not isinstance(instruction, Send | Recv):
+                continue
+            buffers = [r.buffer for r in instruction.reads] + list(instruction.writes)
+            (end,) = (b for b in buffers if b.kind is not Kind.WIRE)
+            source, target = instruction.source, instruction.target
+            key = (source, target, end.subject, end.kind)
+            if key in borders:
+                continue
+            layer = int(end.subject.removeprefix("L"))
+            cotangent = end.kind is Kind.COT
+            borders[key] = Border(
+                layout=self.layout,
+                programs=self._programs,
+                source=source,
+                target=target,
+                given=self._border_arrays(source, layer, floats=cotangent),
+                wanted=self._border_arrays(target, layer, floats=cotangent),
+                cotangent=cotangent,
+            )
+        return borders
+
+    def _border_arrays(
+        self, place: Place, layer: int, *, floats: bool
+    ) -> Sequence[jax.ShapeDtypeStruct]:
+        stage = self.plan.stage(place)
+        ends_here = layer == stage.layers[1]
+        segment = self._segments[place, len(stage.segments) - 1 if ends_here else 0]
+        arrays = segment.border_out if ends_here else segment.border_in
+        which = segment.float_out if ends_here else segment.float_in
+        return [arrays[i] for i in which] if floats else list(arrays)
+
+    @functools.cache  # noqa: B019
+    def _zeros(self, place: Place, group: str) -> Callable[[], Any]:
+        return zeros(self.layout, place, self.groups[group].group.leaves)
+
+    @functools.cache  # noqa: B019
+    def _consts(self, place: Place) -> dict[str, jax.Array]:
+        return jax.device_put(dict(self._traced(place).consts), self.layout.replicated(place))
+
+    # State.
+
+    def init(self) -> None:
+        """Parameters from the seed and fresh moments, at their homes."""
+        experiment = self.experiment
+        make = experiment.init or experiment.loss.init
+        with jax.default_device(next(iter(self.devices.values()))):
+            params = jax.jit(make)(jax.random.key(experiment.seed))
+        self.set_params(params)
+
+    def set_params(self, params: Any) -> None:
+        """Master parameters from a tree of arrays, with fresh moments."""
+        given = stored.by_name(params)
+        for name, group in self.groups.items():
+            for home in group.homes:
+                cut = [
+                    stored.cut(given[leaf.name], leaf, box) for leaf, box in group.held[home]
+                ]
+                targets = [m.sharding for m in group.state_structs(home)["master"]]
+                # A copy of its own: the next update overwrites it, not the caller's array.
+                masters = tuple(x.copy() for x in move(cut, targets))
+                self._executor.put(names.state(home, name), group.init_state(home, masters))
+        self._executor.run_prologue()
+
+    def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
+        """(home, group) -> master parameters and moments."""
+        return {
+            (home, name): self._executor.get(names.state(home, name))
+            for name, group in self.groups.items()
+            for home in group.homes
+        }
+
+    def params(self) -> Any:
+        """The user's parameter tree, as NumPy arrays of the master copies."""
+        return stored.assemble(self._abstract, self.groups, self.state())
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Every state array by global name, kind of state and box."""
+        return stored.named(self.groups, self.state())
+
+    def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and shardings of ``arrays``, for a restore."""
+        structs = {
+            (home, name): group.state_structs(home)
+            for name, group in self.groups.items()
+            for home in group.homes
+        }
+        return stored.named(self.groups, structs)
+
+    def load_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
+        """What ``arrays`` gave, back at its homes; parameters follow."""
+        state = stored.unnamed(self.groups, arrays)
+        for (home, name), value in state.items():
+            self._executor.put(names.state(home, name), value)
+        self._executor.run_prologue()
+
+    # Stepping.
+
+    def step(self, batch: Mapping[str, np.ndarray], step: int) -> StepResult:
+        """One optimizer step on a global batch; returns before it is computed.
+
+        Args:
+          batch: arrays by name, ``[batch_size, ...]``.
+          step: number of the step; random keys follow from it.
+        """
+        weight = self._begin(batch, step)
+        seed = np.float32(self.experiment.loss_scale / weight)
+        for r, replica in enumerate(self.plan.replicas):
+            last = Place(f"r{r}.s{len(replica.stages) - 1}")
+            self._seeds[last] = jax.device_put(seed, self.layout.replicated(last))
+        left = self._executor.run_body()
+        return StepResult(functools.partial(self._fetch, left, weight))
+
+    def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+        """Loss and metrics of a global batch, without a gradient."""
+        if self._evaluator is None:
+            program = lower(self.plan, self.chain, rules=self._rules, evaluation=True)
+            compiler = Compiler(self.layout)
+            self._add(compiler, grad=False)
+            self._evaluator = Executor(program, self._parts(program, compiler))
+        weight = self._begin(batch, step)
+        for name, group in self.groups.items():
+            for place in group.members:
+                buffer = names.param(place, name)
+                self._evaluator.put(buffer, self._executor.get(buffer))
+        return self._fetch(self._evaluator.run_body(), weight)
+
+    def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
+        """Takes a global batch; returns its weight, known before any backward."""
+        self._batch = {name: np.asarray(array) for name, array in batch.items()}
+        keyed = any(KEYS in segment.batch for segment in self._segments.values())
+        if keyed:
+            size = self.plan.batch_size
+            keys = sample_keys(self.experiment.seed, step, size)
+            self._batch = {**self._batch, KEYS: keys}
+        return sum(self._weight(r, m) for r, m in self._rows)
+
+    def _weight(self, replica: int, microbatch: int) -> float:
+        stage = self.plan.replicas[replica].stages[-1]
+        last = Place(f"r{replica}.s{len(self.plan.replicas[replica].stages) - 1}")
+        rows = self._rows[replica, microbatch]
+        arrays = take({k: self._batch[k] for k in self.chain.batch}, rows)
+        laned = {
+            k: v.reshape(stage.lanes, -1, *v.shape[1:])
+            for k, v in arrays.items()
+            if k in self.chain.batch
+        }
+        with jax.default_device(host_device()):
+            per_sample = np.asarray(self._weigher(last)(laned), np.float64)
+        real = rows.mask if per_sample.size == rows.mask.size else 1.0
+        return float((per_sample.reshape(-1) * real).sum())
+
+    @functools.cache  # noqa: B019
+    def _weigher(self, last: Place) -> Callable[..., Any]:
+        return jax.jit(jax.vmap(self._traced(last).weight))
+
+    def _load(self, replica: int, microbatch: int, place: Place) -> dict[str, jax.Array]:
+        stage = self.plan.stage(place)
+        wanted = {
+            name
+            for i in range(len(stage.segments))
+            for name in self._segments[place, i].batch
+        }
+        arrays = take(self._batch, self._rows[replica, microbatch])
+        return lane_arrays(
+            self.layout, place, {k: v for k, v in arrays.items() if k in wanted}
+        )
+
+    def _judge(self, squares: Sequence[jax.Array], places: Sequence[Place]) -> list[Any]:
+        """(norm, factor, finite) on every place, from sums of squares on all homes."""
+        # The host reads the copy of the first home.
+        first = next(iter(self.groups.values())).homes[0]
+        at = [first if place == HOST else place for place in places]
+        here = self.layout.replicated(first)
+        verdict = self._verdict(first)(move(squares, [here] * len(squares)))
+        return move([verdict] * len(at), [self.layout.replicated(place) for place in at])
+
+    @functools.cache  # noqa: B019
+    def _verdict(self, place: Place) -> Callable[..., Any]:
+        scale, clip = self.experiment.loss_scale, self.experiment.clip_norm
+
+        def f(squares: list[jax.Array]) -> jax.Array:
+            norm = jnp.sqrt(functools.reduce(jnp.add, squares)) / scale
+            factor = jnp.float32(1.0)
+            if clip is not None:
+                factor = jnp.minimum(factor, clip / norm)
+            return jnp.stack([norm, factor / scale, jnp.isfinite(norm).astype(jnp.float32)])
+
+        return jax.jit(f, out_shardings=self.layout.replicated(place))
+
+    def _fetch(self, left: Mapping[Any, Any], weight: float) -> dict[str, float]:
+        by_name = {b.subject: value for b, value in left.items()}
+        totals: dict[str, float] = {}
+        for scalars in jax.device_get(by_name["loss"]):
+            for name, lanes in scalars.items():
+                totals[name] = totals.get(name, 0.0) + float(np.sum(lanes, dtype=np.float64))
+        result = {"loss": totals["sum"] / weight, "weight": weight}
+        for name, total in totals.items():
+            if name.startswith("metric:"):
+                key = name.removeprefix("metric:")
+                result[key] = total / totals.get(f"metric_weight:{key}", weight)
+        if "norm" in by_name:
+            norm, _, finite = (float(x) for x in jax.device_get(by_name["norm"]))
+            result |= {"grad_norm": norm, "finite": finite}
+        return result
+
+    # Figures.
+
+    @property
+    def flops_per_step(self) -> float:
+        """Model FLOPs of one step, without recomputation."""
+        a_sample = sum(x.forward_flops + x.backward_flops for x in self.chain.layers)
+        return a_sample * self.plan.batch_size
+
+    def peak_bytes_by_device(self) -> dict[str, int]:
+        """Peak bytes in use by device name; empty where the backend does not count."""
+        return machine.peak_bytes(self.devices)
+
+    def wait(self) -> None:
+        """Until everything dispatched so far is computed."""
+        jax.block_until_ready([s["master"] for s in self.state().values()])
+
+
+def abstract_params(experiment: Experiment) -> Any:
+    """The parameter tree as shapes and dtypes."""
+    if experiment.init is None:
+        return experiment.loss.abstract_params()
+    return jax.eval_shape(experiment.init, jax.random.key(experiment.seed))
+
+
+def _remat(stage: Any, segment: int) -> tuple[Any, ...]:
+    start, stop = stage.segment_layers(segment)
+    base = stage.layers[0]
+    return tuple(stage.remat[start - base : stop - base])

@@ -1,0 +1,383 @@
+"""Follows a Program's order, one instruction after another, never waiting.
+
+Every instruction becomes one prepared action over numbered slots, so that a step costs
+dictionary-free Python and the calls themselves. JAX dispatches asynchronously: the order
+of calls is the order on each device. The executor owns no queue and makes no choice.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from hexijax.errors import UserError
+from hexijax.plan.plan import Place
+from hexijax.program.program import (
+    Agree,
+    Backward,
+    Buffer,
+    Forward,
+    Free,
+    Gather,
+    Instruction,
+    Kind,
+    Load,
+    Part,
+    Prefetch,
+    Program,
+    Recv,
+    Reduce,
+    Send,
+    Site,
+    Snapshot,
+    Update,
+    WriteBack,
+)
+from hexijax.runtime.borders import Border
+from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.segments import Compiled
+
+Slots = list[Any]
+Action = Callable[[Slots], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What actions are made of: compiled programs and the hooks of a step."""
+
+    segments: Mapping[tuple[Place, int], Compiled]
+    groups: Mapping[str, GroupRuntime]
+    borders: Mapping[tuple[Place, Place, str, Kind], Border]
+    zeros: Callable[[Place, str], Callable[[], Any]]
+    """(place, group) -> maker of fresh gradient accumulators."""
+    load: Callable[[int, int, Place], Any]
+    """(replica, microbatch, place) -> its batch arrays, of the current step."""
+    consts: Callable[[Place], Mapping[str, Any]]
+    """Large arrays the loss closed over, on a place."""
+    seed: Callable[[Place], Any]
+    """The factor of the loss sum in the backward, on a place."""
+    judge: Callable[[Sequence[Any], Sequence[Place]], list[Any]]
+    """Squared norms -> (norm, factor, finite) on each place."""
+
+
+class Executor:
+    """A Program bound to compiled parts."""
+
+    def __init__(self, program: Program, parts: Parts):
+        self._parts = parts
+        self._slot: dict[Buffer, int] = {}
+        self._groups_of = {
+            place_segment: compiled.segment.groups
+            for place_segment, compiled in parts.segments.items()
+        }
+        self.prologue = [self._action(i) for i in program.prologue]
+        self.body = [self._action(i) for i in program.body]
+        self.drain = [self._action(i) for i in program.drain]
+        ahead = [b for b in self._slot if b.step == 1]
+        self._turn = [
+            (self._slot[b], self._at(dataclasses.replace(b, step=0))) for b in ahead
+        ]
+        self.slots: Slots = [None] * len(self._slot)
+
+    def run_prologue(self) -> None:
+        """Parameters from state; call once state is in its slots."""
+        self._run(self.prologue)
+
+    def run_body(self) -> dict[Buffer, Any]:
+        """One step; returns the scalars it left behind."""
+        self._run(self.body)
+        left = {b: self.slots[s] for b, s in self._slot.items() if b.kind is Kind.SCALAR}
+        for b in left:
+            self.slots[self._slot[b]] = None
+        return left
+
+    def _run(self, actions: Sequence[Action]) -> None:
+        slots = self.slots
+        for action in actions:
+            action(slots)
+        for ahead, now in self._turn:
+            if slots[ahead] is not None:
+                slots[now], slots[ahead] = slots[ahead], None
+
+    def get(self, buffer: Buffer) -> Any:
+        """What a buffer holds between steps."""
+        return self.slots[self._at(buffer)]
+
+    def put(self, buffer: Buffer, value: Any) -> None:
+        """Fill a buffer between steps."""
+        self.slots[self._at(buffer)] = value
+
+    def live(self) -> list[Buffer]:
+        """Buffers that hold something now."""
+        return [b for b, s in self._slot.items() if self.slots[s] is not None]
+
+    def _at(self, buffer: Buffer) -> int:
+        slot = self._slot.setdefault(buffer, len(self._slot))
+        if hasattr(self, "slots") and slot >= len(self.slots):
+            self.slots.extend([None] * (slot + 1 - len(self.slots)))
+        return slot
+
+    # One maker of actions an instruction.
+
+    def _action(self, instruction: Instruction) -> Action:
+        match instruction:
+            case Load():
+                action = self._load(instruction)
+            case Forward():
+                action = self._forward(instruction)
+            case Backward():
+                action = self._backward(instruction)
+            case Send():
+                action = self._send(instruction)
+            case Recv():
+                action = self._recv(instruction)
+            case Reduce():
+                action = self._reduce(instruction)
+            case Agree():
+                action = self._agree(instruction)
+            case Update():
+                action = self._update(instruction)
+            case Gather():
+                action = self._gather(instruction)
+            case Free():
+                action = _nothing
+            case Prefetch() | WriteBack() | Snapshot():
+                raise UserError(
+                    f"{type(instruction).__name__} is not run by this version: the plan "
+                    "asks for host offload. Keep parameters, state and activations on "
+                    "the device."
+                )
+            case _:
+                raise AssertionError(instruction)
+        dead = [self._at(read.buffer) for read in instruction.reads if read.dies]
+        if not dead:
+            return action
+
+        def then_forget(slots: Slots) -> None:
+            action(slots)
+            for slot in dead:
+                slots[slot] = None
+
+        return then_forget
+
+    def _reads(self, instruction: Instruction, kind: Kind) -> dict[str, int]:
+        return {
+            r.buffer.subject: self._at(r.buffer)
+            for r in instruction.reads
+            if r.buffer.kind is kind
+        }
+
+    def _writes(self, instruction: Instruction, kind: Kind) -> dict[str, int]:
+        return {b.subject: self._at(b) for b in instruction.writes if b.kind is kind}
+
+    def _load(self, instruction: Load) -> Action:
+        load = self._parts.load
+        replica, microbatch = instruction.replica, instruction.microbatch
+        places = [(b.place, self._at(b)) for b in instruction.writes if b.kind is Kind.BATCH]
+
+        def action(slots: Slots) -> None:
+            for place, slot in places:
+                slots[slot] = load(replica, microbatch, place)
+
+        return action
+
+    def _inputs(self, instruction: Forward | Backward) -> Callable[[Slots], Any]:
+        """(params, act, batch, consts) of a segment call."""
+        key = (instruction.place, instruction.segment)
+        params = self._reads(instruction, Kind.PARAM)
+        groups = [params[name] for name in self._groups_of[key]]
+        act = list(self._reads(instruction, Kind.ACT).values())
+        batch = list(self._reads(instruction, Kind.BATCH).values())
+        segment = self._parts.segments[key].segment
+        names = tuple(segment.batch)
+        everywhere = self._parts.consts(instruction.place)
+        consts = {name: everywhere[name] for name in segment.consts}
+
+        def inputs(slots: Slots) -> Any:
+            leaves = tuple(x for group in groups for x in slots[group])
+            arrays = slots[batch[0]] if names else {}
+            return (
+                leaves,
+                slots[act[0]] if act else (),
+                {name: arrays[name] for name in names},
+                consts,
+            )
+
+        return inputs
+
+    def _forward(self, instruction: Forward) -> Action:
+        compiled = self._parts.segments[instruction.place, instruction.segment]
+        inputs = self._inputs(instruction)
+        (out,) = (
+            self._at(b) for b in instruction.writes if b.kind in (Kind.ACT, Kind.SCALAR)
+        )
+        if not instruction.grad:
+            evaluate = compiled.evaluate
+
+            def action(slots: Slots) -> None:
+                slots[out] = evaluate(*inputs(slots))
+
+            return action
+        (res,) = self._writes(instruction, Kind.RES).values()
+        forward = compiled.forward
+
+        def action(slots: Slots) -> None:
+            slots[out], slots[res] = forward(*inputs(slots))
+
+        return action
+
+    def _backward(self, instruction: Backward) -> Action:
+        if instruction.part is not Part.BOTH:
+            raise UserError(
+                "A backward split into input and weight parts is not run by this version. "
+                "Choose the schedule 1f1b, gpipe or interleaved."
+            )
+        key = (instruction.place, instruction.segment)
+        compiled = self._parts.segments[key]
+        inputs = self._inputs(instruction)
+        (res,) = self._reads(instruction, Kind.RES).values()
+        cot = list(self._reads(instruction, Kind.COT).values())
+        cot_out = list(self._writes(instruction, Kind.COT).values())
+        seed, place = self._parts.seed, instruction.place
+        before, after = (
+            self._reads(instruction, Kind.GRAD),
+            self._writes(instruction, Kind.GRAD),
+        )
+        names = self._groups_of[key]
+        fresh = [self._parts.zeros(place, name) for name in names]
+        sources = [
+            (before.get(name), zero) for name, zero in zip(names, fresh, strict=True)
+        ]
+        sizes = [len(self._parts.groups[name].group.leaves) for name in names]
+        targets, start = [], 0
+        for name, size in zip(names, sizes, strict=True):
+            targets.append((after[name], start, start + size))
+            start += size
+        backward = compiled.backward
+
+        def action(slots: Slots) -> None:
+            grads = tuple(
+                x
+                for slot, zero in sources
+                for x in (zero() if slot is None else slots[slot])
+            )
+            d_out = slots[cot[0]] if cot else seed(place)
+            grads, d_in = backward(*inputs(slots), slots[res], d_out, grads)
+            for slot, lo, hi in targets:
+                slots[slot] = grads[lo:hi]
+            if cot_out:
+                slots[cot_out[0]] = d_in
+
+        return action
+
+    def _send(self, instruction: Send) -> Action:
+        (read,) = (r.buffer for r in instruction.reads)
+        border = self._border(instruction, read)
+        source, (wire,) = self._at(read), (self._at(b) for b in instruction.writes)
+
+        def action(slots: Slots) -> None:
+            slots[wire] = border.send(slots[source])
+
+        return action
+
+    def _recv(self, instruction: Recv) -> Action:
+        (written,) = instruction.writes
+        border = self._border(instruction, written)
+        wire, target = self._at(instruction.reads[0].buffer), self._at(written)
+
+        def action(slots: Slots) -> None:
+            slots[target] = border.recv(slots[wire])
+
+        return action
+
+    def _border(self, instruction: Send | Recv, buffer: Buffer) -> Border:
+        key = (instruction.source, instruction.target, buffer.subject, buffer.kind)
+        return self._parts.borders[key]
+
+    def _reduce(self, instruction: Reduce) -> Action:
+        group = self._parts.groups[instruction.group]
+        sources = {
+            r.buffer.place: self._at(r.buffer)
+            for r in instruction.reads
+            if r.buffer.kind is Kind.GRAD
+        }
+        grads = {b.place: self._at(b) for b in instruction.writes if b.kind is Kind.GRAD}
+        norms = {b.place: self._at(b) for b in instruction.writes if b.kind is Kind.SCALAR}
+
+        def action(slots: Slots) -> None:
+            summed = group.reduce({place: slots[s] for place, s in sources.items()})
+            for home, (boxes, norm) in summed.items():
+                slots[grads[home]] = boxes
+                slots[norms[home]] = norm
+
+        return action
+
+    def _agree(self, instruction: Agree) -> Action:
+        if instruction.name != "norm":
+            # Losses are summed on the host, in this order, when someone looks.
+            reads = [
+                self._at(r.buffer)
+                for r in instruction.reads
+                if r.buffer.subject == instruction.name
+            ]
+            writes = [self._at(b) for b in instruction.writes]
+
+            def collect(slots: Slots) -> None:
+                values = [slots[s] for s in reads]
+                for slot in writes:
+                    slots[slot] = values
+
+            return collect
+        judge = self._parts.judge
+        reads = [self._at(r.buffer) for r in instruction.reads]
+        writes = [self._at(b) for b in instruction.writes]
+        places = [b.place for b in instruction.writes]
+
+        def action(slots: Slots) -> None:
+            verdicts = judge([slots[s] for s in reads], places)
+            for slot, verdict in zip(writes, verdicts, strict=True):
+                slots[slot] = verdict
+
+        return action
+
+    def _update(self, instruction: Update) -> Action:
+        if instruction.site is not Site.DEVICE:
+            raise UserError(
+                f"An update at site {instruction.site} is not run by this version: keep "
+                "the optimizer state on the device."
+            )
+        group, home = self._parts.groups[instruction.group], instruction.home
+        (state,) = self._reads(instruction, Kind.STATE).values()
+        (grad,) = self._reads(instruction, Kind.GRAD).values()
+        verdict = list(self._reads(instruction, Kind.SCALAR).values())
+        (new_state,) = self._writes(instruction, Kind.STATE).values()
+        (new_slice,) = self._writes(instruction, Kind.PARAM).values()
+
+        def action(slots: Slots) -> None:
+            judged = slots[verdict[0]] if verdict else None
+            new = group.update(home, slots[state], slots[grad], judged)
+            slots[new_state] = new
+            slots[new_slice] = group.slices(home, new)
+
+        return action
+
+    def _gather(self, instruction: Gather) -> Action:
+        group, place = self._parts.groups[instruction.group], instruction.place
+        states = [
+            (r.buffer.place, self._at(r.buffer), r.buffer.kind is Kind.STATE)
+            for r in instruction.reads
+            if r.buffer.kind is Kind.STATE or r.buffer.subject.startswith("slice ")
+        ]
+        (target,) = (self._at(b) for b in instruction.writes)
+
+        def action(slots: Slots) -> None:
+            slices = {
+                home: group.slices(home, slots[slot]) if is_state else slots[slot]
+                for home, slot, is_state in states
+            }
+            slots[target] = group.gather(place, slices)
+
+        return action
+
+
+def _nothing(slots: Slots) -> None:
+    """Free: its buffers are forgotten by their dying reads."""

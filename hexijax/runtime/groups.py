@@ -1,0 +1,366 @@
+"""Reduce, Update and Gather of one parameter group over the places that hold it.
+
+    gradients on every user's mesh -> reduce -> at their homes -> update -> gather -> users
+
+A gradient is first summed over the lanes of its own mesh and cut to each home's box, then
+copied there and added in the order the Program lists. State never moves: a home updates
+its boxes, and only new parameters travel, in the dtype they are computed with.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hexijax.layers.chain import Group, Leaf
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box
+from hexijax.runtime.layout import Layout, box_shape
+from hexijax.runtime.move import move
+from hexijax.runtime.optimizer import GroupUpdate
+
+Arrays = tuple[jax.Array, ...]
+
+
+class Programs:
+    """Compiled programs by what they compute: equal groups on equal meshes share one."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, Callable[..., Any]] = {}
+
+    def get(self, f: Callable[..., Any], args: Any, **jit: Any) -> Callable[..., Any]:
+        """``jit(f)`` for arguments like ``args`` (structs with shardings)."""
+        leaves, tree = jax.tree.flatten(args)
+        shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
+        out = jit.get("out_shardings")
+        out_key = tuple(jax.tree.leaves(out)), jax.tree.structure(out)
+        donated = jit.get("donate_argnums", ())
+        closed = jax.make_jaxpr(f)(*args)
+        consts = tuple(np.asarray(c).tobytes() for c in closed.consts)
+        key = (str(closed), consts, shapes, tree, out_key, donated)
+        if key not in self._made:
+            self._made[key] = jax.jit(f, **jit).lower(*args).compile()
+        return self._made[key]
+
+
+def struct(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """An array to come."""
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+
+
+class GroupRuntime:
+    """What the executor calls for one group."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        programs: Programs,
+        update: GroupUpdate,
+        group: Group,
+        members: tuple[Place, ...],
+        param_dtypes: Mapping[Place, Sequence[str]],
+        unscale: float,
+        guarded: bool,
+    ):
+        """``param_dtypes``: what each user computes with, leaf by leaf."""
+        self.layout, self.programs, self.group = layout, programs, group
+        self.members, self.param_dtypes = members, param_dtypes
+        self._update, self._unscale, self._guarded = update, unscale, guarded
+        boxes = layout.boxes[group.name]
+        self.homes: tuple[Place, ...] = tuple(boxes)
+        self.held: dict[Place, list[tuple[Leaf, Box]]] = {
+            home: [(x, boxes[home][x.id]) for x in group.leaves if x.id in boxes[home]]
+            for home in self.homes
+        }
+        dtypes = [tuple(param_dtypes[m]) for m in members]
+        agree = len(set(dtypes)) == 1
+        self.slice_dtypes: dict[str, str] = {
+            leaf.id: dtypes[0][i] if agree else leaf.dtype
+            for i, leaf in enumerate(group.leaves)
+        }
+
+    # Reduce
+
+    def reduce(self, grads: Mapping[Place, Arrays]) -> dict[Place, tuple[Arrays, jax.Array]]:
+        """Home -> (summed boxes, their sum of squares). Overwrites ``grads``."""
+        if self.homes == self.members and len(self.homes) == 1:
+            (home,) = self.homes
+            return {home: self._lanes_alone(home)(grads[home])}
+        parts: dict[Place, list[Arrays]] = {home: [] for home in self.homes}
+        for member in self.members:
+            cut = self._partial(member)(grads[member])
+            flat = [x for home in self.homes for x in cut[home]]
+            targets = [
+                self.layout.slice(home, leaf, box)
+                for home in self.homes
+                for leaf, box in self.held[home]
+            ]
+            moved = iter(move(flat, targets))
+            for home in self.homes:
+                parts[home].append(tuple(next(moved) for _ in self.held[home]))
+        return {home: self._add(home)(parts[home]) for home in self.homes}
+
+    @functools.cache  # noqa: B019
+    def _lanes_alone(self, home: Place) -> Callable[..., Any]:
+        def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
+            summed = tuple(
+                _cut(jnp.sum(g, 0), box) for g, (_, box) in zip(grads, self.held[home])
+            )
+            return summed, _squares(summed)
+
+        out = (self._slices(home), self.layout.replicated(home))
+        return self.programs.get(f, (self._grads(home),), out_shardings=out)
+
+    @functools.cache  # noqa: B019
+    def _partial(self, member: Place) -> Callable[..., Any]:
+        index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
+
+        def f(grads: Arrays) -> dict[Place, Arrays]:
+            summed = [jnp.sum(g, 0) for g in grads]
+            return {
+                home: tuple(
+                    _cut(summed[index[leaf.id]], box) for leaf, box in self.held[home]
+                )
+                for home in self.homes
+            }
+
+        place = self.layout.slice
+        out = {
+            home: tuple(
+                place(member, leaf, box)
+                if home == member
+                else self.layout.piece(member, leaf, box)
+                for leaf, box in self.held[home]
+            )
+            for home in self.homes
+        }
+        return self.programs.get(f, (self._grads(member),), out_shardings=out)
+
+    @functools.cache  # noqa: B019
+    def _add(self, home: Place) -> Callable[..., Any]:
+        def f(parts: list[Arrays]) -> tuple[Arrays, jax.Array]:
+            summed = tuple(functools.reduce(jnp.add, each) for each in zip(*parts))
+            return summed, _squares(summed)
+
+        args = ([self._slice_structs(home, "float32")] * len(self.members),)
+        out = (self._slices(home), self.layout.replicated(home))
+        return self.programs.get(f, args, out_shardings=out)
+
+    # Update
+
+    @functools.cache  # noqa: B019
+    def _names(self, home: Place) -> list[str]:
+        return [leaf.name for leaf, _ in self.held[home]]
+
+    def _moment_structs(self, home: Place) -> list[jax.ShapeDtypeStruct]:
+        names = self._names(home)
+        master = list(self._masters(home))
+        paths = self._update.moment_names(names, master)
+        shapes = jax.eval_shape(lambda p: self._update.init(names, p), master)
+        # The sharding of a moment is its parameter's when it has the same shape.
+        out = []
+        for path, shape in zip(paths, shapes, strict=True):
+            mine = [
+                m.sharding
+                for name, m in zip(names, master, strict=True)
+                if (path == name or path.endswith("/" + name)) and m.shape == shape.shape
+            ]
+            where = mine[0] if mine else self.layout.replicated(home)
+            out.append(struct(shape.shape, shape.dtype, where))
+        return out
+
+    def state_structs(self, home: Place) -> dict[str, Any]:
+        """Shapes and shardings of the state at a home: ``master`` and ``moments``."""
+        return {"master": self._masters(home), "moments": self._moment_structs(home)}
+
+    def moment_names(self, home: Place) -> list[str]:
+        """Path in the optimizer state of each moment."""
+        return self._update.moment_names(self._names(home), list(self._masters(home)))
+
+    def init_state(self, home: Place, masters: Arrays) -> dict[str, Any]:
+        """State from master parameters that lie at their home."""
+        names = self._names(home)
+        f = self.programs.get(
+            lambda p: self._update.init(names, p),
+            (list(self._masters(home)),),
+            out_shardings=[m.sharding for m in self._moment_structs(home)],
+        )
+        return {"master": masters, "moments": f(list(masters))}
+
+    def update(
+        self, home: Place, state: dict[str, Any], grads: Arrays, verdict: jax.Array | None
+    ) -> dict[str, Any]:
+        """The next state; overwrites ``state`` and ``grads``.
+
+        ``verdict`` is (norm, factor, finite) when clipped or guarded.
+        """
+        f = self._update_program(home, verdict is not None)
+        return f(state, grads, *(() if verdict is None else (verdict,)))
+
+    @functools.cache  # noqa: B019
+    def _update_program(self, home: Place, judged: bool) -> Callable[..., Any]:
+        names, guarded, unscale = self._names(home), self._guarded, self._unscale
+
+        def f(state: dict[str, Any], grads: Arrays, *verdict: jax.Array) -> dict[str, Any]:
+            masters, moments = state["master"], state["moments"]
+            factor = verdict[0][1] if judged else unscale
+            scaled = [g * factor for g in grads] if judged or unscale != 1 else list(grads)
+            typed = [g.astype(p.dtype) for g, p in zip(scaled, masters, strict=True)]
+            params, new_moments = self._update.update(names, typed, moments, list(masters))
+            new = {"master": tuple(params), "moments": new_moments}
+            if guarded:
+                finite = verdict[0][2] > 0
+                new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
+            return new
+
+        structs = self.state_structs(home)
+        args: list[Any] = [structs, self._slice_structs(home, "float32")]
+        if judged:
+            args.append(struct((3,), "float32", self.layout.replicated(home)))
+        out = jax.tree.map(lambda s: s.sharding, structs)
+        return self.programs.get(f, tuple(args), out_shardings=out, donate_argnums=(0,))
+
+    # Gather
+
+    def slices(self, home: Place, state: dict[str, Any]) -> Arrays:
+        """New parameters of a home's boxes in the dtype they travel in.
+
+        Where that is the master's dtype they are the master arrays themselves.
+        """
+        dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
+        masters = self._masters(home)
+        if all(m.dtype == jnp.dtype(d) for m, d in zip(masters, dtypes, strict=True)):
+            return state["master"]
+        f = self.programs.get(
+            lambda p: tuple(x.astype(d) for x, d in zip(p, dtypes, strict=True)),
+            (masters,),
+            out_shardings=self._slices(home),
+        )
+        return f(state["master"])
+
+    def gather(self, place: Place, slices: Mapping[Place, Arrays]) -> Arrays:
+        """The group's parameters as ``place`` computes with them."""
+        leaves = self.group.leaves
+        whole = {leaf.id: tuple((0, d) for d in leaf.shape) for leaf in leaves}
+        if self.homes == (place,):
+            return self._spread(place)(slices[place])
+        flat, targets, order = [], [], []
+        for home in self.homes:
+            for (leaf, box), array in zip(self.held[home], slices[home], strict=True):
+                flat.append(array)
+                targets.append(
+                    self.layout.param(place, leaf)
+                    if box == whole[leaf.id]
+                    else self.layout.piece(place, leaf, box)
+                )
+                order.append((leaf.id, box))
+        moved = dict(zip(order, move(flat, targets), strict=True))
+        parts = tuple(
+            [moved[key] for key in sorted(moved) if key[0] == leaf.id] for leaf in leaves
+        )
+        return self._join(place)(parts)
+
+    @functools.cache  # noqa: B019
+    def _spread(self, place: Place) -> Callable[..., Any]:
+        """One home that is also the user: all-gather over its lanes, or nothing to do."""
+        source = [
+            struct(box_shape(box), self.slice_dtypes[leaf.id], sharding)
+            for (leaf, box), sharding in zip(
+                self.held[place], self._slices(place), strict=True
+            )
+        ]
+        target = self._params(place)
+        if all(
+            s.dtype == t.dtype and s.sharding.is_equivalent_to(t.sharding, len(s.shape))
+            for s, t in zip(source, target, strict=True)
+        ):
+            return lambda slices: slices
+        return self.programs.get(
+            lambda p: tuple(x.astype(t.dtype) for x, t in zip(p, target, strict=True)),
+            (tuple(source),),
+            out_shardings=tuple(t.sharding for t in target),
+        )
+
+    @functools.cache  # noqa: B019
+    def _join(self, place: Place) -> Callable[..., Any]:
+        """Boxes of several homes, all lying on ``place``, become whole parameters."""
+        target = self._params(place)
+        parts = []
+        for leaf in self.group.leaves:
+            boxes = sorted(box for held in self.held.values() for x, box in held if x is leaf)
+            whole = tuple((0, d) for d in leaf.shape)
+            parts.append(
+                [
+                    struct(
+                        box_shape(box),
+                        self.slice_dtypes[leaf.id],
+                        self.layout.param(place, leaf)
+                        if box == whole
+                        else self.layout.piece(place, leaf, box),
+                    )
+                    for box in boxes
+                ]
+            )
+        same = all(
+            len(p) == 1 and p[0].dtype == t.dtype for p, t in zip(parts, target, strict=True)
+        )
+        if same:
+            return lambda parts: tuple(p[0] for p in parts)
+        dims = [
+            next((d for d, n in enumerate(leaf.shape) if p[0].shape[d] != n), 0)
+            for leaf, p in zip(self.group.leaves, parts, strict=True)
+        ]
+
+        def f(parts: tuple[list[jax.Array], ...]) -> Arrays:
+            return tuple(
+                jnp.concatenate(p, axis=d).astype(t.dtype) if len(p) > 1 else p[0].astype(t.dtype)
+                for p, d, t in zip(parts, dims, target, strict=True)
+            )
+
+        return self.programs.get(
+            f, (tuple(parts),), out_shardings=tuple(t.sharding for t in target)
+        )
+
+    # Shapes
+
+    def _slices(self, home: Place) -> tuple[Any, ...]:
+        return tuple(self.layout.slice(home, leaf, box) for leaf, box in self.held[home])
+
+    def _masters(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(
+            struct(box_shape(box), leaf.dtype, self.layout.slice(home, leaf, box))
+            for leaf, box in self.held[home]
+        )
+
+    def _slice_structs(self, home: Place, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(
+            struct(box_shape(box), dtype, self.layout.slice(home, leaf, box))
+            for leaf, box in self.held[home]
+        )
+
+    def _grads(self, place: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        lanes = self.layout.lanes(place)
+        return tuple(
+            struct((lanes, *leaf.shape), "float32", self.layout.grad(place, leaf))
+            for leaf in self.group.leaves
+        )
+
+    def _params(self, place: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(
+            struct(leaf.shape, dtype, self.layout.param(place, leaf))
+            for leaf, dtype in zip(
+                self.group.leaves, self.param_dtypes[place], strict=True
+            )
+        )
+
+
+def _cut(x: jax.Array, box: Box) -> jax.Array:
+    return x[tuple(slice(start, stop) for start, stop in box)]
+
+
+def _squares(arrays: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, [jnp.sum(jnp.square(x)) for x in arrays], jnp.zeros(()))

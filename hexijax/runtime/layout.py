@@ -1,0 +1,125 @@
+"""Where each buffer of a plan lives: the mesh of a place and the sharding of an array.
+
+    Plan + Chain + devices -> Layout -> shardings of parameters, state, gradients, lanes
+
+What a lane computes carries a leading lane dim, split over ``data``: activations,
+residuals and gradient accumulators are ``[lanes, ...]``. Parameters and state have no such
+dim. On one device every sharding is the trivial one, and no lane pays for the others.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from hexijax.layers.chain import Chain, Leaf
+from hexijax.plan.plan import Place, Plan
+from hexijax.program.boxes import Box, state_boxes
+
+DATA, MODEL = "data", "model"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Layout:
+    """Meshes by place, and the shardings that follow from plan and chain."""
+
+    plan: Plan
+    chain: Chain
+    devices: Mapping[str, jax.Device]
+    whole_leaves: bool = False
+    """Keep each leaf's state undivided over lanes (optimizers that look inside)."""
+
+    @functools.cached_property
+    def boxes(self) -> Mapping[str, Mapping[Place, Mapping[str, Box]]]:
+        """Per group: home -> leaf id -> box; leaves with no box at a home are absent."""
+        return {
+            g.name: state_boxes(self.plan, self.chain, g, whole_leaves=self.whole_leaves)
+            for g in self.chain.groups
+        }
+
+    @functools.cached_property
+    def leaf(self) -> Mapping[str, Leaf]:
+        """Leaves by id."""
+        return {leaf.id: leaf for leaf in self.chain.leaves()}
+
+    @functools.cache  # noqa: B019  (one layout lives as long as its engine)
+    def mesh(self, place: Place) -> Mesh:
+        """The mesh of a stage, or of the single device that a place names."""
+        names, lanes, tensor = self.shape(place)
+        grid = np.array([self.devices[name] for name in names], dtype=object)
+        return Mesh(grid.reshape(lanes, tensor), (DATA, MODEL))
+
+    def shape(self, place: Place) -> tuple[tuple[str, ...], int, int]:
+        """Device names, lanes and tensor degree of a place."""
+        if place in self.devices:
+            return (place,), 1, 1
+        stage = self.plan.stage(place)
+        return stage.devices, stage.lanes, stage.tensor
+
+    def lanes(self, place: Place) -> int:
+        """Data degree of a place."""
+        return self.shape(place)[1]
+
+    def replicated(self, place: Place) -> NamedSharding:
+        """A copy on every device of the place."""
+        return self._sharding(place, ())
+
+    def by_lane(self, place: Place) -> NamedSharding:
+        """Dim 0 is the lane; a copy on every device of the lane."""
+        return self._sharding(place, (DATA,))
+
+    def param(self, place: Place, leaf: Leaf) -> NamedSharding:
+        """A parameter as the stage computes with it."""
+        return self._sharding(place, self._tensor_axes(place, leaf))
+
+    def grad(self, place: Place, leaf: Leaf) -> NamedSharding:
+        """A gradient accumulator ``[lanes, *leaf.shape]``."""
+        return self._sharding(place, (DATA, *self._tensor_axes(place, leaf)))
+
+    def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
+        """A box of a leaf's state at its home: split over tensor shards, then lanes.
+
+        The lanes divide the first dim with a whole number of rows for each; where no dim
+        has, each lane holds the box.
+        """
+        _, lanes, tensor = self.shape(place)
+        shape = box_shape(box)
+        axes: list[str | None] = [None] * len(shape)
+        cut = leaf.tensor_dim
+        if tensor > 1 and cut is not None and shape[cut] % tensor == 0:
+            axes[cut] = MODEL
+        if lanes > 1 and not self.whole_leaves:
+            free = [d for d, axis in enumerate(axes) if axis is None]
+            for dim in free:
+                if shape[dim] and shape[dim] % lanes == 0:
+                    axes[dim] = DATA
+                    break
+        return self._sharding(place, tuple(axes))
+
+    def piece(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
+        """A box of a leaf as it stands on a stage that is not its home."""
+        axes = list(self._tensor_axes(place, leaf))
+        tensor = self.shape(place)[2]
+        shape = box_shape(box)
+        for dim, axis in enumerate(axes):
+            if axis == MODEL and shape[dim] % tensor:
+                axes[dim] = None
+        return self._sharding(place, tuple(axes))
+
+    def _tensor_axes(self, place: Place, leaf: Leaf) -> tuple[str | None, ...]:
+        if self.shape(place)[2] == 1 or leaf.tensor_dim is None:
+            return ()
+        return (None,) * leaf.tensor_dim + (MODEL,)
+
+    def _sharding(self, place: Place, axes: tuple[str | None, ...]) -> NamedSharding:
+        while axes and axes[-1] is None:
+            axes = axes[:-1]
+        return NamedSharding(self.mesh(place), PartitionSpec(*axes))
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Rows a dim of a box."""
+    return tuple(stop - start for start, stop in box)

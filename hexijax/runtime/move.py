@@ -1,0 +1,124 @@
+"""Moves arrays between meshes without passing through the host.
+
+``jax.device_put`` onto a mesh whose slices differ falls back to a blocking copy through
+host memory (8 instead of 270 GB/s between NVLink cards). Here each target shard is put
+together from the source shards it overlaps: cut on the source, copy, assemble on the
+target. All copies of a call go out in one ``device_put``.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from hexijax.program.boxes import Box, overlap
+
+
+def move(
+    arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]
+) -> list[jax.Array]:
+    """Each array on its target sharding; dispatched at once, nothing waits.
+
+    An array that already has the sharding is returned as it is.
+    """
+    pieces: list[jax.Array] = []
+    wanted: list[jax.Device] = []
+    recipes = []
+    for array, target in zip(arrays, targets, strict=True):
+        if array.sharding.is_equivalent_to(target, array.ndim) and (
+            array.sharding.device_set == target.device_set
+        ):
+            recipes.append(None)
+            continue
+        recipe = _recipe(array.sharding, target, array.shape)
+        data = {shard.device: shard.data for shard in array.addressable_shards}
+        for _, parts in recipe:
+            for source, cut, device in parts:
+                pieces.append(data[source] if cut is None else _cut(data[source], cut))
+                wanted.append(device)
+        recipes.append(recipe)
+    copies = iter(jax.device_put(pieces, wanted) if pieces else ())
+    moved = []
+    for array, target, recipe in zip(arrays, targets, recipes, strict=True):
+        if recipe is None:
+            moved.append(array)
+            continue
+        shards = [
+            _assemble([next(copies) for _ in parts], grid) for grid, parts in recipe
+        ]
+        moved.append(
+            jax.make_array_from_single_device_arrays(array.shape, target, shards)
+        )
+    return moved
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    return tuple(
+        (s.start or 0, dim if s.stop is None else s.stop)
+        for s, dim in zip(index, shape, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=65536)
+def _recipe(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]):
+    """Per target shard: the grid of its pieces, and each one's source, cut and device."""
+    held = [
+        (device, _box(index, shape))
+        for device, index in source.addressable_devices_indices_map(shape).items()
+    ]
+    recipe = []
+    for n, (device, index) in enumerate(
+        target.addressable_devices_indices_map(shape).items()
+    ):
+        want = _box(index, shape)
+        whole = [(d, box) for d, box in held if overlap(box, want) == want]
+        if whole:
+            # Spread readers over the copies, but never leave a device that has one.
+            local = [h for h in whole if h[0] == device]
+            chosen = [local[0] if local else whole[n % len(whole)]]
+        else:
+            distinct = {box: (d, box) for d, box in reversed(held) if overlap(box, want)}
+            chosen = [distinct[box] for box in sorted(distinct)]
+        shared = [overlap(box, want) for _, box in chosen]
+        parts = tuple(
+            (source_device, _within(both, box), device)
+            for (source_device, box), both in zip(chosen, shared, strict=True)
+        )
+        grid = tuple(len({both[d] for both in shared}) for d in range(len(shape)))
+        recipe.append((grid, parts))
+    return tuple(recipe)
+
+
+def _within(inner: Box, outer: Box) -> Box | None:
+    """``inner`` counted from the start of ``outer``; None if they are equal."""
+    if inner == outer:
+        return None
+    return tuple(
+        (start - base, stop - base)
+        for (start, stop), (base, _) in zip(inner, outer, strict=True)
+    )
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _cut(x: jax.Array, box: Box) -> jax.Array:
+    return x[tuple(slice(start, stop) for start, stop in box)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _join(parts: list[jax.Array], grid: tuple[int, ...]) -> jax.Array:
+    for dim in reversed(range(len(grid))):
+        n = grid[dim]
+        if n > 1:
+            parts = [
+                jnp.concatenate(parts[i : i + n], axis=dim)
+                for i in range(0, len(parts), n)
+            ]
+    (whole,) = parts
+    return whole
+
+
+def _assemble(parts: list[jax.Array], grid: tuple[int, ...]) -> jax.Array:
+    """One array of the pieces of a grid, listed in row-major order of their starts."""
+    return parts[0] if len(parts) == 1 else _join(parts, grid)

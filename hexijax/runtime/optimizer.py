@@ -1,0 +1,248 @@
+"""What an optax optimizer needs to see, found by tracing its update.
+
+    optimizer, Chain -> classify -> ELEMENTWISE | PER_LEAF, or refused by name
+    optimizer, leaves -> GroupUpdate: the update of some leaves alone, as a pure function
+
+Element-wise: any box of a leaf can be updated alone. Inside one leaf (norms of a leaf,
+matrix updates): the leaf's state has one home. Across leaves: refused, with the
+Experiment field that does the same thing globally, where there is one.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hexijax.errors import UserError
+from hexijax.layers.names import path_name
+
+ELEMENTWISE_PRIMITIVES = frozenset(
+    """abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos eq erf
+    exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul
+    ne neg nextafter not or pow real rem round rsqrt select_n sign sin sqrt square
+    stop_gradient sub tan tanh xor optimization_barrier pvary reduce_precision
+    random_bits random_wrap random_unwrap random_fold_in random_split""".split()
+)
+
+
+class OptimizerError(UserError):
+    """The optimizer cannot be split over the cluster as it stands."""
+
+
+class Reach(enum.Enum):
+    """How far an update looks."""
+
+    ELEMENTWISE = "element-wise"
+    PER_LEAF = "inside one leaf"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Seen:
+    """Which leaves a traced value depends on, and whether still element by element."""
+
+    leaves: frozenset[str]
+    elementwise: bool = True
+
+
+def classify(optimizer: Any, params: Any) -> Reach:
+    """How far ``optimizer`` looks, for a parameter tree of arrays or shapes.
+
+    Raises:
+      OptimizerError: an update of one leaf depends on another leaf's gradient or
+        parameter; the message names the primitive and the leaves.
+    """
+    # Small distinct-looking shapes would change masks by ndim; only dims shrink.
+    small = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(tuple(min(d, 4) for d in p.shape), p.dtype), params
+    )
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(small)]
+    state = jax.eval_shape(optimizer.init, small)
+    owner = _state_owners(optimizer, small, names)
+
+    def update(grads, state, params):
+        return optimizer.update(grads, state, params)
+
+    closed = jax.make_jaxpr(update)(small, state, small)
+    inputs = [*names, *owner, *names]
+    seen = [_Seen(frozenset([n] if n else [])) for n in inputs]
+    outputs = _walk(closed.jaxpr, [_Seen(frozenset())] * len(closed.jaxpr.constvars), seen)
+    reach = Reach.ELEMENTWISE
+    for name, out in zip([*names, *owner], outputs, strict=True):
+        if name and out.leaves - {name}:
+            raise _across(name, out.leaves - {name}, closed)
+        if not name and len(out.leaves) > 1:
+            first, *others = sorted(out.leaves)
+            raise _across(first, frozenset(others), closed)
+        if not out.elementwise or (not name and out.leaves):
+            reach = Reach.PER_LEAF
+    return reach
+
+
+def _across(name: str, others: frozenset[str], closed: Any) -> OptimizerError:
+    primitive = _first_mixer(closed.jaxpr)
+    listed = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
+    return OptimizerError(
+        f"The optimizer's update of {name!r} depends on other leaves ({listed}) through "
+        f"`{primitive}`: those live on other devices. Leave global clipping, loss-finite "
+        "guards and accumulation out of the optimizer and set the Experiment's "
+        "clip_norm, skip_nonfinite or batch_size instead."
+    )
+
+
+def _first_mixer(jaxpr: Any) -> str:
+    for eqn in jaxpr.eqns:
+        for inner in _inner(eqn):
+            return _first_mixer(inner)
+        if eqn.primitive.name not in ELEMENTWISE_PRIMITIVES | {"broadcast_in_dim"}:
+            return eqn.primitive.name
+    return "add"
+
+
+def _inner(eqn: Any) -> list[Any]:
+    jaxprs = []
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                jaxprs.append(inner)
+    return jaxprs
+
+
+def _walk(jaxpr: Any, consts: list[_Seen], args: list[_Seen]) -> list[_Seen]:
+    env: dict[Any, _Seen] = dict(zip(jaxpr.constvars, consts, strict=False))
+    env.update(zip(jaxpr.invars, args, strict=False))
+
+    def read(atom: Any) -> _Seen:
+        return _Seen(frozenset()) if hasattr(atom, "val") else env[atom]
+
+    for eqn in jaxpr.eqns:
+        ins = [read(a) for a in eqn.invars]
+        inner = _inner(eqn)
+        name = eqn.primitive.name
+        if len(inner) == 1 and name in ("jit", "pjit", "closed_call", "custom_jvp_call"):
+            (body,) = inner
+            outs = _walk(body, [_Seen(frozenset())] * len(body.constvars), ins)
+        else:
+            leaves = frozenset().union(*(i.leaves for i in ins))
+            same = all(i.elementwise for i in ins)
+            pointwise = name in ELEMENTWISE_PRIMITIVES or not leaves
+            # Broadcasting a scalar or adding dims moves no element onto another.
+            if name == "broadcast_in_dim":
+                operand = eqn.invars[0].aval
+                pointwise = operand.size == 1 or operand.size == eqn.outvars[0].aval.size
+            keeps = not leaves or (same and pointwise)
+            outs = [_Seen(leaves, keeps)] * len(eqn.outvars)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _state_owners(optimizer: Any, params: Any, names: Sequence[str]) -> list[str | None]:
+    """For each leaf of the optimizer state: the parameter it belongs to, None if shared.
+
+    Found by emptying one parameter at a time would cost a trace a leaf; instead every
+    parameter gets a leading dim of its own size and is looked for in the state.
+    """
+    leaves, tree = jax.tree.flatten(params)
+    marked = [
+        jax.ShapeDtypeStruct((1000 + i, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype)
+        for i, leaf in enumerate(leaves)
+    ]
+    state = jax.eval_shape(optimizer.init, jax.tree.unflatten(tree, marked))
+    owners: list[str | None] = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        found = [d - 1000 for d in leaf.shape if 1000 <= d < 1000 + len(leaves)]
+        if found:
+            owners.append(names[found[0]])
+            continue
+        text = path_name(path)
+        scalars = [n for n, p in zip(names, leaves, strict=True) if not p.shape]
+        owners.append(next((n for n in scalars if text.endswith(n)), None))
+    return owners
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupUpdate:
+    """The optimizer restricted to some leaves of the user's tree.
+
+    The other leaves are left out of the tree (``None`` in their place). An optimizer that
+    holds a whole tree of its own, as a static mask does, cannot take that: for it they
+    stand as zero-size constants inside the program, which are never passed and cost
+    nothing.
+    """
+
+    optimizer: Any
+    tree: Any
+    """Treedef of the user's parameters."""
+    names: tuple[str, ...]
+    """Global name of each user leaf, in the order of the tree."""
+    ndims: tuple[int, ...]
+    """Rank of each user leaf: masks may look at it."""
+    whole_tree: bool
+    """Whether foreign leaves must be present, though empty."""
+
+    @classmethod
+    def of(cls, optimizer: Any, params: Any) -> "GroupUpdate":
+        """For a parameter tree of arrays or shapes."""
+        with_path, tree = jax.tree_util.tree_flatten_with_path(params)
+        names = tuple(path_name(path) for path, _ in with_path)
+        made = cls(optimizer, tree, names, tuple(x.ndim for _, x in with_path), False)
+        probe = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in with_path[:1]]
+        try:
+            moments = jax.eval_shape(lambda p: made.init(names[:1], p), probe)
+            jax.eval_shape(
+                lambda p, m: made.update(names[:1], p, m, p), probe, moments
+            )
+        except Exception:  # whatever the optimizer raises on a tree it does not know
+            return dataclasses.replace(made, whole_tree=True)
+        return made
+
+    def _tree_of(self, names: Sequence[str], arrays: Sequence[Any]) -> Any:
+        given = dict(zip(names, arrays, strict=True))
+        foreign = [
+            jnp.zeros((0,) * max(1, n)) if self.whole_tree else None for n in self.ndims
+        ]
+        leaves = [given.get(n, f) for n, f in zip(self.names, foreign, strict=True)]
+        return jax.tree.unflatten(self.tree, leaves)
+
+    def _state(self, names: Sequence[str], shapes: Sequence[Any]) -> Any:
+        return jax.eval_shape(
+            lambda arrays: self.optimizer.init(self._tree_of(names, arrays)), list(shapes)
+        )
+
+    def moment_names(self, names: Sequence[str], shapes: Sequence[Any]) -> list[str]:
+        """Path in the optimizer state of each array that ``init`` returns."""
+        paths = jax.tree_util.tree_leaves_with_path(self._state(names, shapes))
+        return [path_name(path) for path, leaf in paths if leaf.size]
+
+    def init(self, names: Sequence[str], params: Sequence[Any]) -> list[Any]:
+        """The moments of these leaves."""
+        state = self.optimizer.init(self._tree_of(names, params))
+        return [leaf for leaf in jax.tree.leaves(state) if leaf.size]
+
+    def update(
+        self,
+        names: Sequence[str],
+        grads: Sequence[Any],
+        moments: Sequence[Any],
+        params: Sequence[Any],
+    ) -> tuple[list[Any], list[Any]]:
+        """(new parameters, new moments) of these leaves."""
+        shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
+        leaves, tree = jax.tree.flatten(self._state(names, shapes))
+        given = iter(moments)
+        filled = [next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves]
+        updates, state = self.optimizer.update(
+            self._tree_of(names, grads),
+            jax.tree.unflatten(tree, filled),
+            self._tree_of(names, params),
+        )
+        by_name = {
+            path_name(path): u for path, u in jax.tree_util.tree_leaves_with_path(updates)
+        }
+        new = [
+            (p + by_name[n]).astype(p.dtype) for n, p in zip(names, params, strict=True)
+        ]
+        return new, [x for x in jax.tree.leaves(state) if x.size]

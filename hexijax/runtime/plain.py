@@ -1,0 +1,143 @@
+"""The plain program: one device, one ``jit``, the whole batch. The reference of every plan.
+
+It shares nothing with Programs but the loss: gradients of the sum over the global weight,
+clipped by their global norm, one optax update.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hexijax.experiment import Experiment
+from hexijax.runtime.batches import sample_keys
+from hexijax.runtime.results import StepResult
+
+
+class PlainEngine:
+    """``Engine``'s interface on one device, without plan or program."""
+
+    program = None
+
+    def __init__(self, experiment: Experiment, *, device: jax.Device):
+        self.experiment, self.device = experiment, device
+        loss = experiment.loss
+        if hasattr(loss, "variant"):
+            loss = loss.variant(dtype=experiment.dtype, attention=None)
+        self._loss = loss
+        self._step = jax.jit(self._step_function, donate_argnums=(0, 1))
+        self._evaluate = jax.jit(self._sums)
+        self._params: Any = None
+        self._moments: Any = None
+
+    def init(self) -> None:
+        """Parameters and moments, from the experiment's seed."""
+        make = self.experiment.init or self.experiment.loss.init
+        with jax.default_device(self.device):
+            self._params = jax.jit(make)(jax.random.key(self.experiment.seed))
+            self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
+
+    def _sums(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
+        out = self._loss(params, batch, jax.random.wrap_key_data(key_data))
+        total, weight, metrics = out if len(out) == 3 else (*out, {})
+        pairs = {
+            k: v if isinstance(v, tuple) else (v, weight) for k, v in metrics.items()
+        }
+        return jnp.sum(total), jnp.sum(weight), jax.tree.map(jnp.sum, pairs)
+
+    def gradients(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
+        """(sum, weight, metrics), and the gradient of sum / weight."""
+
+        def scaled(params: Any) -> Any:
+            total, weight, metrics = self._sums(params, batch, key_data)
+            return total / weight, (total, weight, metrics)
+
+        grads, sums = jax.grad(scaled, has_aux=True)(params)
+        return sums, grads
+
+    def _step_function(
+        self, params: Any, moments: Any, batch: Mapping[str, Any], key_data: Any
+    ) -> Any:
+        experiment = self.experiment
+        sums, grads = self.gradients(params, batch, key_data)
+        norm = optax.global_norm(grads)
+        if experiment.clip_norm is not None:
+            factor = jnp.minimum(1.0, experiment.clip_norm / norm)
+            grads = jax.tree.map(lambda g: g * factor, grads)
+        updates, new_moments = experiment.optimizer.update(grads, moments, params)
+        new_params = optax.apply_updates(params, updates)
+        finite = jnp.isfinite(norm)
+        if experiment.skip_nonfinite:
+            new_params, new_moments = jax.tree.map(
+                lambda new, old: jnp.where(finite, new, old),
+                (new_params, new_moments),
+                (params, moments),
+            )
+        return new_params, new_moments, (*sums, norm, finite)
+
+    def _inputs(self, batch: Mapping[str, np.ndarray], step: int) -> Any:
+        size = len(next(iter(batch.values())))
+        keys = sample_keys(self.experiment.seed, step, size)
+        return jax.device_put((dict(batch), keys), self.device)
+
+    def step(self, batch: Mapping[str, np.ndarray], step: int) -> StepResult:
+        """One optimizer step; see ``Engine.step``."""
+        self._params, self._moments, out = self._step(
+            self._params, self._moments, *self._inputs(batch, step)
+        )
+
+        def fetch() -> dict[str, float]:
+            total, weight, metrics, norm, finite = jax.device_get(out)
+            means = {k: float(s) / float(w) for k, (s, w) in metrics.items()}
+            return {
+                "loss": float(total) / float(weight),
+                "weight": float(weight),
+                "grad_norm": float(norm),
+                "finite": float(finite),
+                **means,
+            }
+
+        return StepResult(fetch)
+
+    def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+        """Loss and metrics without a gradient."""
+        total, weight, metrics = jax.device_get(
+            self._evaluate(self._params, *self._inputs(batch, step))
+        )
+        means = {k: float(s) / float(w) for k, (s, w) in metrics.items()}
+        return {"loss": float(total) / float(weight), "weight": float(weight), **means}
+
+    def params(self) -> Any:
+        """The parameter tree, on the host."""
+        return jax.device_get(self._params)
+
+    def _named(self) -> tuple[list[str], list[Any], Any]:
+        state = {"params": self._params, "moments": self._moments}
+        leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+        return [jax.tree_util.keystr(p) for p, _ in leaves], [x for _, x in leaves], tree
+
+    def arrays(self) -> dict[str, jax.Array]:
+        """Parameters and moments by path."""
+        names, leaves, _ = self._named()
+        return dict(zip(names, leaves, strict=True))
+
+    def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and shardings of ``arrays``."""
+        return {
+            k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for k, x in self.arrays().items()
+        }
+
+    def load_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
+        """What ``arrays`` gave, back in place."""
+        names, _, tree = self._named()
+        state = jax.tree.unflatten(tree, [arrays[name] for name in names])
+        self._params, self._moments = state["params"], state["moments"]
+
+    def peak_bytes_by_device(self) -> dict[str, int]:
+        """Peak bytes in use, if the backend counts them."""
+        stats = self.device.memory_stats() or {}
+        return {"single": stats.get("peak_bytes_in_use", 0)} if stats else {}

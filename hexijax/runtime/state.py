@@ -1,0 +1,97 @@
+"""State by global name: out of its homes as NumPy or named arrays, and back in.
+
+A parameter is known by its path in the user's tree, a piece of it by its box, never by
+the stage or device that happened to hold it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hexijax.layers.chain import Leaf
+from hexijax.layers.names import path_name
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box
+from hexijax.runtime.groups import GroupRuntime
+
+Groups = Mapping[str, GroupRuntime]
+State = Mapping[tuple[Place, str], Mapping[str, Any]]
+
+
+def by_name(params: Any) -> dict[str, Any]:
+    """The leaves of a tree by global name."""
+    return {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def global_box(leaf: Leaf, box: Box) -> Box:
+    """A box of a leaf as a box of the user's array: a stacked row adds its offset."""
+    if leaf.row is None:
+        return box
+    return ((leaf.row, leaf.row + 1), *box[1:])
+
+
+def cut(array: Any, leaf: Leaf, box: Box) -> jax.Array:
+    """A box of a leaf out of the user's array."""
+    index = tuple(slice(start, stop) for start, stop in global_box(leaf, box))
+    return jnp.asarray(array, dtype=leaf.dtype)[index]
+
+
+def assemble(abstract: Any, groups: Groups, state: State) -> Any:
+    """The user's tree of master parameters, on the host."""
+    leaves, tree = jax.tree_util.tree_flatten_with_path(abstract)
+    whole = {path_name(p): np.empty(x.shape, x.dtype) for p, x in leaves}
+    for (home, name), held in state.items():
+        for (leaf, box), array in zip(
+            groups[name].held[home], held["master"], strict=True
+        ):
+            index = tuple(slice(*rows) for rows in global_box(leaf, box))
+            whole[leaf.name][index] = np.asarray(array)
+    return jax.tree.unflatten(tree, [whole[path_name(p)] for p, _ in leaves])
+
+
+def named(groups: Groups, state: State) -> dict[str, Any]:
+    """Every array of the state under ``leaf|kind of state|box``.
+
+    What belongs to no leaf, such as a step count, is kept once a group and home.
+    """
+    out: dict[str, Any] = {}
+    for (home, name), held in state.items():
+        masters, moments = _keys(groups[name], home)
+        out |= dict(zip(masters, held["master"], strict=True))
+        out |= dict(zip(moments, held["moments"], strict=True))
+    return out
+
+
+def unnamed(groups: Groups, arrays: Mapping[str, Any]) -> dict[tuple[Place, str], Any]:
+    """The state that ``named`` spelled out."""
+    state = {}
+    for name, group in groups.items():
+        for home in group.homes:
+            masters, moments = _keys(group, home)
+            state[home, name] = {
+                "master": tuple(arrays[key] for key in masters),
+                "moments": [arrays[key] for key in moments],
+            }
+    return state
+
+
+def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
+    held = group.held[home]
+    masters = [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
+    moments = []
+    for path in group.moment_names(home):
+        mine = [(x, box) for x, box in held if path == x.name or path.endswith("/" + x.name)]
+        if mine:
+            leaf, box = max(mine, key=lambda m: len(m[0].name))
+            kind = path.removesuffix(leaf.name).strip("/")
+            moments.append(f"{leaf.id}|{kind}|{_text(leaf, box)}")
+        else:
+            moments.append(f"{group.group.name}|{path}|{home}")
+    return masters, moments
+
+
+def _text(leaf: Leaf, box: Box) -> str:
+    return ",".join(f"{start}:{stop}" for start, stop in global_box(leaf, box))
