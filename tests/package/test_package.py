@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS_WITHOUT_JAX = [
     "hexijax",
     "hexijax.cluster",
+    "hexijax.costs",
     "hexijax.layers.chain",
     "hexijax.plan",
     "hexijax.planner",
