@@ -69,7 +69,7 @@ class Group:
     """Leaves used by exactly the same layers: the unit of reduce, update and gather."""
 
     name: str
-    """Name of the first layer that uses it; a tied leaf is a group under its own name."""
+    """Name of the first layer that uses it; a tied leaf is its own group."""
 
     leaves: tuple[Leaf, ...]
     """In the order of their first use."""
@@ -122,7 +122,7 @@ class Layer:
     """The same of the backward, without any recomputation."""
 
     forward_bytes: float
-    """Bytes the forward moves if every equation reads and writes memory (fused: less)."""
+    """Bytes the forward moves if every equation reads and writes memory."""
 
     border_bytes: int
     """Activation bytes handed to the next layer; the last layer's is 0."""
@@ -145,7 +145,7 @@ class Chain:
     """In the order of their first use."""
 
     batch: Mapping[str, Array]
-    """The batch arrays the loss reads, by name; the global batch adds the sample dim."""
+    """The batch arrays the loss reads, by name, without the sample dim."""
 
     dtype: str = "float32"
     """Compute dtype it was traced with: the dtype of most matrix-product operands."""
@@ -194,7 +194,9 @@ class Chain:
             return Layer(**{**d, **names, "activation_bytes": kept})
 
         def group(d: Mapping[str, Any]) -> Group:
-            leaves = tuple(Leaf(**{**x, "shape": tuple(x["shape"])}) for x in d["leaves"])
+            leaves = tuple(
+                Leaf(**{**x, "shape": tuple(x["shape"])}) for x in d["leaves"]
+            )
             return Group(name=d["name"], leaves=leaves, layers=tuple(d["layers"]))
 
         return cls(
@@ -217,7 +219,10 @@ class Chain:
         """
         facts = [
             [(layer.name, layer.groups) for layer in self.layers],
-            [[(leaf.id, leaf.shape, leaf.dtype) for leaf in g.leaves] for g in self.groups],
+            [
+                [(leaf.id, leaf.shape, leaf.dtype) for leaf in g.leaves]
+                for g in self.groups
+            ],
             sorted((k, v.shape, v.dtype) for k, v in self.batch.items()),
         ]
         return _digest(json.dumps(facts))

@@ -1,0 +1,383 @@
+"""A run of layers as functions of its parameters, its first border and the batch.
+
+    evaluate(params, act, batch)                        -> out
+    forward(params, act, batch)                         -> out, residuals
+    backward(params, act, batch, residuals, cotangents) -> d_params, d_act
+
+All three are to be traced under `jit`, on the arrays of one lane. ``out`` is the tuple
+of arrays at the last border; for the last segment a dict of float32 scalars.
+
+What the forward keeps is a flat list, and nothing in it can be had from the arguments:
+parameters, borders, batch arrays and the preludes of both are read or computed again.
+Both directions come from one trace of `jax.vjp`, so they may be lowered apart, and
+inside `shard_map` (with ``check_vma=False``: gradients stay partial, one a lane).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from hexijax.layers import jaxprs
+from hexijax.layers.chain import Leaf, Remat
+from hexijax.layers.pieces import Body
+
+KEYS, MASK = "@keys", "@mask"
+"""Names in a segment's batch beside the user's: key data uint32, weights of samples."""
+
+SUM, WEIGHT = "sum", "weight"
+METRIC, METRIC_WEIGHT = "metric:", "metric_weight:"
+
+_POLICIES = {
+    Remat.DOTS: jax.checkpoint_policies.dots_saveable,
+    Remat.FULL: jax.checkpoint_policies.nothing_saveable,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """Layers [start, stop) of a model, compiled and dispatched as one."""
+
+    layers: tuple[int, int]
+    """First layer and the one past the last."""
+
+    groups: tuple[str, ...]
+    """Names of its parameter groups, in the chain's order."""
+
+    leaves: tuple[Leaf, ...]
+    """Leaves of those groups: the order of ``params``."""
+
+    param_dtypes: tuple[str, ...]
+    """Dtype each leaf is handed in: that of its first use."""
+
+    batch: tuple[str, ...]
+    """Batch arrays it reads, with ``@keys`` and ``@mask``."""
+
+    consts: tuple[str, ...]
+    """Large arrays the loss closed over: given in ``batch`` too, the same each time."""
+
+    border_in: tuple[jax.ShapeDtypeStruct, ...]
+    """Arrays at its first border; none for layer 0."""
+
+    border_out: tuple[jax.ShapeDtypeStruct, ...]
+    """Arrays at its last border; none for the last segment."""
+
+    is_last: bool
+    """Whether it ends in the loss."""
+
+    scalar_names: tuple[str, ...]
+    """Keys of the last segment's ``out``."""
+
+    num_samples: int
+    """Samples of one lane's microbatch, as traced."""
+
+    code: "Code" = dataclasses.field(repr=False)
+    """The equations."""
+
+    @property
+    def float_in(self) -> tuple[int, ...]:
+        """Positions in ``border_in`` that have a cotangent."""
+        return tuple(i for i, x in enumerate(self.border_in) if jaxprs.is_float(x))
+
+    @property
+    def float_out(self) -> tuple[int, ...]:
+        """Positions in ``border_out`` that have a cotangent."""
+        return tuple(i for i, x in enumerate(self.border_out) if jaxprs.is_float(x))
+
+    @functools.cached_property
+    def signature(self) -> str:
+        """Equal exactly for the same computation on the same shapes and dtypes."""
+        code, trace = self.code, self._trace
+        programs = (code.h.closed, code.k.closed, trace.forward, trace.backward)
+        texts = [jaxprs.canonical_text(program) for program in programs]
+        wiring = (self.param_dtypes, self.batch, self.consts, self.scalar_names)
+        kept = (trace.given, trace.derived, trace.kept, code.wiring())
+        return jaxprs.digest(*texts, repr(wiring), repr(kept))
+
+    def evaluate(
+        self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
+    ) -> Any:
+        """Runs forward only."""
+        h, k = self._h(params, batch), self._k(batch)
+        return self._out(self._run(h, k, self._extra(batch), act))
+
+    def forward(
+        self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
+    ) -> tuple[Any, list[Any]]:
+        """Runs forward and keeps what the backward needs."""
+        trace = self._trace
+        h, k = self._h(params, batch), self._k(batch)
+        made = core.jaxpr_as_fun(trace.forward)(*h, *k, *self._extra(batch), *act)
+        out, residuals = made[: trace.num_out], made[trace.num_out :]
+        return self._out(out), [residuals[i] for i in trace.kept]
+
+    def backward(
+        self,
+        params: Sequence[Any],
+        act: Sequence[Any],
+        batch: Mapping[str, Any],
+        residuals: Sequence[Any],
+        cotangents: Any,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Gradients of the handed parameters, and cotangents of the float inputs.
+
+        ``cotangents``: one a float array at the last border, or the float32 scalar that
+        multiplies the gradient of ``sum``.
+        """
+        trace, code = self._trace, self.code
+        h, k = self._h(params, batch), self._k(batch)
+        given = [*h, *k, *self._extra(batch), *act]
+        full: dict[int, Any] = {i: given[at] for i, at in trace.given.items()}
+        full |= dict(zip(trace.kept, residuals, strict=True))
+        if trace.derived:
+            again = trace.rederive(*trace.rederive_inputs(given))
+            full |= dict(zip(trace.derived, again, strict=True))
+        seeds = [cotangents] if self.is_last else list(cotangents)
+        flat = [full[i] for i in range(len(full))]
+        made = core.jaxpr_as_fun(trace.backward)(*flat, *seeds)
+        num_h = sum(jaxprs.is_float(v.aval) for v in code.h.outvars)
+        d_params = self._h_transpose(params, batch, made[:num_h])
+        return d_params, tuple(made[num_h:])
+
+    # The pieces in between.
+
+    def _h(self, params: Sequence[Any], batch: Mapping[str, Any]) -> list[Any]:
+        assert len(params) == len(self.leaves)
+        by_name = {leaf.id: p for leaf, p in zip(self.leaves, params, strict=True)}
+        return self.code.h(*self.code.lookup(self.code.h.invars, by_name, batch))
+
+    def _k(self, batch: Mapping[str, Any]) -> list[Any]:
+        return self.code.k(*self.code.lookup(self.code.k.invars, {}, batch))
+
+    def _h_transpose(
+        self, params: Sequence[Any], batch: Mapping[str, Any], d_h: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        at = [i for i, p in enumerate(params) if jaxprs.is_float(p)]
+        floats = [
+            i for i, v in enumerate(self.code.h.outvars) if jaxprs.is_float(v.aval)
+        ]
+
+        def prelude(chosen: Sequence[Any]) -> list[Any]:
+            merged = list(params)
+            for i, p in zip(at, chosen, strict=True):
+                merged[i] = p
+            h = self._h(merged, batch)
+            return [h[i] for i in floats]
+
+        _, transpose = jax.vjp(prelude, [params[i] for i in at])
+        gradients = dict(zip(at, transpose(list(d_h))[0], strict=True))
+        zeros = [gradients.get(i) for i in range(len(params))]
+        return tuple(
+            jnp.zeros_like(p) if d is None else d
+            for p, d in zip(params, zeros, strict=True)
+        )
+
+    def _extra(self, batch: Mapping[str, Any]) -> list[Any]:
+        return [batch[name] for name in (KEYS, MASK) if name in self.batch]
+
+    def _run(
+        self,
+        h: Sequence[Any],
+        k: Sequence[Any],
+        extra: Sequence[Any],
+        act: Sequence[Any],
+    ) -> list[Any]:
+        """Flat outputs: the last border's arrays or the loss's scalars."""
+        code = self.code
+        env = dict(zip(code.h.outvars, h, strict=True))
+        env |= dict(zip(code.k.outvars, k, strict=True))
+        env |= dict(zip(code.act, act, strict=True))
+        named = dict(
+            zip((n for n in (KEYS, MASK) if n in self.batch), extra, strict=True)
+        )
+        if KEYS in named:
+            env[code.keys] = named[KEYS]
+        for piece, remat in zip(code.bodies, code.remat, strict=True):
+            layer = jaxprs.Piece(code.like, piece.reads, piece.makes, piece.eqns)
+            run = layer.__call__
+            if remat is not Remat.NONE:
+                run = jax.checkpoint(run, policy=_POLICIES[remat])
+            env.update(
+                zip(piece.makes, run(*[env[v] for v in piece.reads]), strict=True)
+            )
+        values = [v.val if jaxprs.is_literal(v) else env[v] for v in code.outputs]
+        if not self.is_last:
+            return values
+        return [_total(value, named.get(MASK)) for value in values]
+
+    def _out(self, values: Sequence[Any]) -> Any:
+        if self.is_last:
+            return dict(zip(self.scalar_names, values, strict=True))
+        return tuple(values)
+
+    @functools.cached_property
+    def _trace(self) -> "_Trace":
+        code = self.code
+        extra = [
+            jax.ShapeDtypeStruct((self.num_samples,), np.dtype(np.float32))
+            if name == MASK
+            else jaxprs.struct(code.keys.aval)
+            for name in (KEYS, MASK)
+            if name in self.batch
+        ]
+        h, k = ([jaxprs.struct(v.aval) for v in p.outvars] for p in (code.h, code.k))
+        act = [jaxprs.struct(v.aval) for v in code.act]
+        in_h = [i for i, x in enumerate(h) if jaxprs.is_float(x)]
+        out = (0,) if self.is_last else self.float_out
+        tree: list[Any] = []
+
+        def forward(h: Any, k: Any, extra: Any, act: Any) -> Any:
+            def run(floats_h: Any, floats_act: Any) -> Any:
+                full_h, full_act = list(h), list(act)
+                for i, x in zip(in_h, floats_h, strict=True):
+                    full_h[i] = x
+                for i, x in zip(self.float_in, floats_act, strict=True):
+                    full_act[i] = x
+                values = self._run(full_h, k, extra, full_act)
+                return [values[i] for i in out], values
+
+            floats = [h[i] for i in in_h], [act[i] for i in self.float_in]
+            _, vjp, values = jax.vjp(run, *floats, has_aux=True)
+            leaves, structure = jax.tree.flatten(vjp)
+            tree.append(structure)
+            return values, leaves
+
+        traced = jax.make_jaxpr(forward)(h, k, extra, act)
+        num_out = len(code.outputs)
+        leaves = [jaxprs.struct(v.aval) for v in traced.jaxpr.outvars[num_out:]]
+        seeds = (
+            [jax.ShapeDtypeStruct((), np.dtype(np.float32))]
+            if self.is_last
+            else [self.border_out[i] for i in out]
+        )
+        backward = jax.make_jaxpr(
+            lambda leaves, seeds: jax.tree.unflatten(tree[0], leaves)(seeds)
+        )(leaves, seeds)
+        num_recomputed = len(h) + len(k)
+        return _Trace.of(traced, backward, num_out, num_recomputed)
+
+
+def _total(value: Any, mask: Any) -> Any:
+    """Sum over the lane's samples, padding left out, in float32."""
+    value = jnp.asarray(value, jnp.float32)
+    if mask is None or value.ndim == 0:
+        return jnp.sum(value)
+    return jnp.sum(jnp.where(mask > 0, value, jnp.zeros_like(value)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Code:
+    """The equations of a segment."""
+
+    like: core.ClosedJaxpr
+    h: jaxprs.Piece
+    k: jaxprs.Piece
+    bodies: tuple[Body, ...]
+    remat: tuple[Remat, ...]
+    act: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    keys: Any
+    params: Mapping[Any, str]
+    """Leaf id of each parameter variable, as handed."""
+    batch: Mapping[Any, str]
+    large: Mapping[Any, str]
+    """Names of the constants that are given as arguments."""
+    small: Mapping[Any, Any]
+    """Constants that are part of the program."""
+
+    def lookup(
+        self,
+        variables: Sequence[Any],
+        params: Mapping[str, Any],
+        batch: Mapping[str, Any],
+    ) -> list[Any]:
+        """The arrays a prelude reads."""
+
+        def one(v: Any) -> Any:
+            if v in self.params:
+                return params[self.params[v]]
+            if v in self.small:
+                return self.small[v]
+            return batch[self.batch[v] if v in self.batch else self.large[v]]
+
+        return [one(v) for v in variables]
+
+    def wiring(self) -> list[str]:
+        """Which argument each input of the preludes is, for the signature."""
+        # Parameters by position, not by name: layers that differ in names are equal.
+        place = {leaf: str(i) for i, leaf in enumerate(self.params.values())}
+        text = []
+        for v in (*self.h.invars, *self.k.invars):
+            if v in self.params:
+                text.append(place[self.params[v]])
+            elif v in self.small:
+                text.append(jaxprs.value_text(self.small[v]))
+            else:
+                text.append(self.batch[v] if v in self.batch else self.large[v])
+        return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Trace:
+    """Both directions of a segment as programs, and where each residual comes from."""
+
+    forward: core.ClosedJaxpr
+    """(h, k, extra, act) -> (outputs, residuals)."""
+    backward: core.ClosedJaxpr
+    """(residuals, seeds) -> (d_h, d_act)."""
+    num_out: int
+    given: Mapping[int, int]
+    """Residuals that are an input of the forward: its position."""
+    derived: tuple[int, ...]
+    """Residuals that follow from the preludes alone."""
+    rederive: jaxprs.Piece
+    kept: tuple[int, ...]
+    """Residuals that travel from forward to backward."""
+
+    def rederive_inputs(self, given: Sequence[Any]) -> list[Any]:
+        """What ``rederive`` reads: inputs of the forward and its constants."""
+        jaxpr = self.forward.jaxpr
+        values = dict(zip(jaxpr.constvars, self.forward.consts, strict=True))
+        values |= dict(zip(jaxpr.invars, given, strict=True))
+        return [values[v] for v in self.rederive.invars]
+
+    @classmethod
+    def of(
+        cls,
+        forward: core.ClosedJaxpr,
+        backward: core.ClosedJaxpr,
+        num_out: int,
+        num_recomputed: int,
+    ) -> "_Trace":
+        jaxpr = forward.jaxpr
+        free = set(jaxpr.invars[:num_recomputed]) | set(jaxpr.constvars)
+        for eqn in jaxpr.eqns:
+            if not eqn.effects and free.issuperset(jaxprs.variables(eqn.invars)):
+                free.update(eqn.outvars)
+        residuals = jaxpr.outvars[num_out:]
+        at = jaxprs.forwarded(jaxpr)[num_out:]
+        given = {i: place for i, place in enumerate(at) if place is not None}
+        rest = [i for i in range(len(residuals)) if i not in given]
+        derived = [
+            i for i in rest if jaxprs.is_literal(residuals[i]) or residuals[i] in free
+        ]
+        wanted = [residuals[i] for i in derived]
+        eqns = [
+            jaxpr.eqns[i] for i in jaxprs.needed(jaxpr.eqns, jaxprs.variables(wanted))
+        ]
+        reads = jaxprs.free_variables(eqns, wanted)
+        rederive = jaxprs.Piece(forward, reads, wanted, eqns)
+        return cls(
+            forward=forward,
+            backward=backward,
+            num_out=num_out,
+            given=given,
+            derived=tuple(derived),
+            rederive=rederive,
+            kept=tuple(i for i in rest if i not in set(derived)),
+        )
