@@ -2,8 +2,8 @@
 
     plan, chain, cluster -> check -> nothing, or a PlanError a person can act on
 
-One function a rule, in an order in which each may rely on those before it. Every message
-says what was asked, where, both numbers, the rule, and a way out.
+One function a rule, in an order in which each may rely on those before it. Every
+message says what was asked, where, both numbers, the rule, and a way out.
 """
 
 import math
@@ -29,7 +29,7 @@ def check(plan: Plan, chain: Chain, cluster: Cluster) -> None:
 
 
 def check_owner(plan: Plan, chain: Chain, cluster: Cluster) -> None:
-    """The plan was made for this model and this cluster; a blank fingerprint is any's."""
+    """The plan was made for this model and cluster; a blank fingerprint fits any."""
     for what, theirs, ours, name in (
         ("model", plan.chain, chain.fingerprint(), chain.name),
         ("cluster", plan.cluster, cluster.fingerprint(), cluster.name),
@@ -38,9 +38,9 @@ def check_owner(plan: Plan, chain: Chain, cluster: Cluster) -> None:
             key = "chain" if what == "model" else "cluster"
             raise PlanError(
                 f"This plan belongs to another {what}: it was made for {theirs}, and "
-                f"{name} is {ours}. A plan is used only with the {what} it was made for. "
-                f"Plan again with `hexijax plan`, or, if you know it fits, take the line "
-                f"'{key} {theirs}' out of plan.txt."
+                f"{name} is {ours}. A plan is used only with the {what} it was made "
+                "for. Plan again with `hexijax plan`, or, if you know it fits, take "
+                f"the line '{key} {theirs}' out of plan.txt."
             )
 
 
@@ -55,16 +55,17 @@ def check_layers(plan: Plan, chain: Chain, cluster: Cluster) -> None:
             raise PlanError(f"Replica {r} has no stages; it needs at least one.")
         if len(replica.stages) > total:
             raise PlanError(
-                f"Replica {r} has {len(replica.stages)} stages for {total} layers: some "
-                f"would be empty. Use at most {total} stages."
+                f"Replica {r} has {len(replica.stages)} stages for {total} layers: "
+                f"some would be empty. Use at most {total} stages."
             )
         expected = 0
         for s, stage in enumerate(replica.stages):
             place, (start, stop) = stage_place(r, s), stage.layers
             if stop <= start:
                 raise PlanError(
-                    f"Stage {place} is empty: its layers start at {start} and end before "
-                    f"{stop}. Every stage has at least one layer; take the stage out."
+                    f"Stage {place} is empty: its layers start at {start} and end "
+                    f"before {stop}. Every stage has at least one layer; take the "
+                    "stage out."
                 )
             if start != expected:
                 fault = (
@@ -73,15 +74,16 @@ def check_layers(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                     else f"layers {start}-{expected - 1} are in two stages"
                 )
                 raise PlanError(
-                    f"Stage {place} starts at layer {start}, but the layers before it end "
-                    f"at {expected - 1}: {fault} of replica {r}. Start it at {expected}."
+                    f"Stage {place} starts at layer {start}, but the layers before it "
+                    f"end at {expected - 1}: {fault} of replica {r}. Start it at "
+                    f"{expected}."
                 )
             expected = stop
         if expected != total:
             raise PlanError(
-                f"The stages of replica {r} hold {expected} layers and {chain.name} has "
-                f"{total}. Every layer sits in exactly one stage: end the last stage at "
-                f"layer {total - 1}."
+                f"The stages of replica {r} hold {expected} layers and {chain.name} "
+                f"has {total}. Every layer sits in exactly one stage: end the last "
+                f"stage at layer {total - 1}."
             )
 
 
@@ -92,14 +94,14 @@ def check_stage_parts(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         if sum(stage.segments) != stage.num_layers or min(stage.segments) < 1:
             raise PlanError(
                 f"The segments of stage {place} are "
-                f"{'+'.join(map(str, stage.segments))} = {sum(stage.segments)} layers, and "
-                f"the stage has {stage.num_layers}. Segments have at least one layer each "
-                "and sum to the stage's."
+                f"{'+'.join(map(str, stage.segments))} = {sum(stage.segments)} layers, "
+                f"and the stage has {stage.num_layers}. Segments have at least one "
+                "layer each and sum to the stage's."
             )
         if len(stage.remat) != stage.num_layers:
             raise PlanError(
-                f"Stage {place} names a remat policy for {len(stage.remat)} layers and has "
-                f"{stage.num_layers}. Name one policy for all, or one a layer."
+                f"Stage {place} names a remat policy for {len(stage.remat)} layers and "
+                f"has {stage.num_layers}. Name one policy for all, or one a layer."
             )
 
 
@@ -114,15 +116,15 @@ def check_batch(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                 raise PlanError(
                     f"Stage {stage_place(r, s)} has {lanes} lanes for microbatches of "
                     f"{size} samples: {size} is not divisible by {lanes}. Write size "
-                    f"{_padded(replica)}: the samples beyond {replica.samples} are padding "
-                    "of weight zero, and the result stays exact."
+                    f"{_padded(replica)}: the samples beyond {replica.samples} are "
+                    "padding of weight zero, and the result stays exact."
                 )
     samples = [replica.samples for replica in plan.replicas]
     if sum(samples) != plan.batch_size:
         raise PlanError(
-            f"The replicas take {' + '.join(map(str, samples))} = {sum(samples)} samples "
-            f"and the global batch has {plan.batch_size}. They must be equal: change "
-            f"the last replica's samples to "
+            f"The replicas take {' + '.join(map(str, samples))} = {sum(samples)} "
+            f"samples and the global batch has {plan.batch_size}. They must be equal: "
+            f"change the last replica's samples to "
             f"{max(1, samples[-1] + plan.batch_size - sum(samples))}, or the batch."
         )
 
@@ -146,8 +148,8 @@ def _check_samples(r: int, replica: Replica) -> None:
         )
     if samples > count * size:
         raise PlanError(
-            f"Replica {r} takes {samples} samples in {count} microbatches of {size}, which "
-            f"hold {count * size}. Write microbatches {-(-samples // size)}."
+            f"Replica {r} takes {samples} samples in {count} microbatches of {size}, "
+            f"which hold {count * size}. Write microbatches {-(-samples // size)}."
         )
     if samples <= (count - 1) * size:
         raise PlanError(
@@ -167,9 +169,9 @@ def check_state(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         for group in share.groups:
             if group not in groups and group != "*":
                 raise PlanError(
-                    f"The state of group {group!r} is shared out, and {chain.name} has no "
-                    f"such parameter group.{did_you_mean(group, groups)} Groups are named "
-                    f"after layers: {', '.join(sorted(groups)[:6])}, ..."
+                    f"The state of group {group!r} is shared out, and {chain.name} has "
+                    f"no such parameter group.{did_you_mean(group, groups)} Groups are "
+                    f"named after layers: {', '.join(sorted(groups)[:6])}, ..."
                 )
             if group in named:
                 raise PlanError(
@@ -180,8 +182,8 @@ def check_state(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         for place, part in share.shares.items():
             if place not in places:
                 raise PlanError(
-                    f"The state of {label} is shared to {place!r}, which is no stage of "
-                    f"this plan and no device of {cluster.name}."
+                    f"The state of {label} is shared to {place!r}, which is no stage "
+                    f"of this plan and no device of {cluster.name}."
                     f"{did_you_mean(place, places)}"
                 )
             if not 0 <= part < math.inf:
@@ -206,7 +208,8 @@ def check_memory(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         if promised > usable:
             raise PlanError(
                 f"The plan promises a peak of {promised:,} bytes on {name}, which has "
-                f"{usable:,} usable. Give it fewer layers, a smaller microbatch, or remat."
+                f"{usable:,} usable. Give it fewer layers, a smaller microbatch, or "
+                "remat."
             )
 
 

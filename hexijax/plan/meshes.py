@@ -8,7 +8,7 @@ from hexijax.plan.plan import Place, Plan, PlanError, Schedule, Stage, stage_pla
 
 
 def check_meshes(plan: Plan, chain: Chain, cluster: Cluster) -> None:
-    """Stages have devices of one kind that exist, shared only as the schedule allows."""
+    """Stages have known devices of one kind, shared only as the schedule allows."""
     del chain
     owners: dict[str, int] = {}
     for place, stage in plan.stages():
@@ -29,9 +29,9 @@ def _check_mesh(place: Place, stage: Stage, cluster: Cluster) -> None:
     lanes, tensor = stage.lanes, stage.tensor
     if len(stage.devices) != lanes * tensor or lanes < 1:
         raise PlanError(
-            f"Stage {place} has {len(stage.devices)} devices for {lanes} lanes x tensor "
-            f"degree {tensor} = {lanes * tensor}. The numbers must be equal: change lanes, "
-            "tensor or devices."
+            f"Stage {place} has {len(stage.devices)} devices for {lanes} lanes x "
+            f"tensor degree {tensor} = {lanes * tensor}. The numbers must be equal: "
+            "change lanes, tensor or devices."
         )
     for name, count in collections.Counter(stage.devices).items():
         if count > 1:
@@ -47,14 +47,14 @@ def _check_mesh(place: Place, stage: Stage, cluster: Cluster) -> None:
         if device.kind != first.kind:
             raise PlanError(
                 f"Stage {place} mixes kinds: {first.name} is a {first.kind} and "
-                f"{device.name} a {device.kind}. One program runs on one kind; give the "
-                "kinds a stage each, or a replica each."
+                f"{device.name} a {device.kind}. One program runs on one kind; give "
+                "the kinds a stage each, or a replica each."
             )
         if device.island != first.island:
             raise PlanError(
                 f"Stage {place} spans islands: {first.name} is in {first.island} and "
-                f"{device.name} in {device.island}. One JAX client drives a stage; give "
-                "the islands a stage each, or a replica each."
+                f"{device.name} in {device.island}. One JAX client drives a stage; "
+                "give the islands a stage each, or a replica each."
             )
     native = first.profile.native_dtypes
     if stage.dtype not in native:
@@ -73,9 +73,9 @@ def _check_repeats(schedule: Schedule, r: int, stages: tuple[Stage, ...]) -> Non
             both = sorted(devices & others)
             if both and devices != others:
                 raise PlanError(
-                    f"Stages {stage_place(r, t)} and {stage_place(r, s)} share {both[0]} "
-                    "but not all of their devices. Two stages of a replica have the same "
-                    "devices (schedule interleaved), or none in common."
+                    f"Stages {stage_place(r, t)} and {stage_place(r, s)} share "
+                    f"{both[0]} but not all of their devices. Two stages of a replica "
+                    "have the same devices (schedule interleaved), or none in common."
                 )
     repeats = period < len(sets)
     if repeats and schedule is not Schedule.INTERLEAVED:
@@ -87,14 +87,15 @@ def _check_repeats(schedule: Schedule, r: int, stages: tuple[Stage, ...]) -> Non
     if schedule is Schedule.INTERLEAVED:
         if not repeats and len(sets) > 1:
             raise PlanError(
-                f"The schedule is interleaved, and replica {r} has {len(sets)} stages on "
-                "as many device sets. Under interleaved each device set comes again: "
-                "repeat the devices in order, or write schedule 1f1b."
+                f"The schedule is interleaved, and replica {r} has {len(sets)} stages "
+                "on as many device sets. Under interleaved each device set comes "
+                "again: repeat the devices in order, or write schedule 1f1b."
             )
         if any(sets[s] != sets[s % period] for s in range(len(sets))):
             raise PlanError(
                 f"The {len(sets)} stages of replica {r} do not go round their {period} "
-                "device sets in one order (such as a, b, a, b). Under interleaved they do."
+                "device sets in one order (such as a, b, a, b). Under interleaved they "
+                "do."
             )
 
 
@@ -117,6 +118,6 @@ def check_tensor_dims(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                 raise PlanError(
                     f"Stage {place} splits its weights over axis `model` of size "
                     f"{stage.tensor}: dim {dim} of {leaf.id} has {size} rows, not "
-                    f"divisible by tensor degree {stage.tensor}. Use a tensor degree that "
-                    f"divides {size}, such as {fits[-1]}."
+                    f"divisible by tensor degree {stage.tensor}. Use a tensor degree "
+                    f"that divides {size}, such as {fits[-1]}."
                 )

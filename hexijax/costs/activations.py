@@ -1,0 +1,110 @@
+"""How many microbatches a stage holds at once, and the bytes they keep alive."""
+
+from collections.abc import Sequence
+
+from hexijax.costs.compute import border_bytes_in
+from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
+from hexijax.plan.plan import Replica, Schedule, Stage
+from hexijax.program.schedules import Way, schedule_replica
+
+SPLIT_SHARE = 0.65
+"""Of what a layer keeps, the share that tensor parallelism divides; norms' outputs and
+residual sums stay whole on every device (Megatron's 24 of 34 bytes, rounded down)."""
+
+BORDERS_IN_FLIGHT = 2
+"""Of each border: one being used and one arriving."""
+
+
+def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
+    """For each stage, the most microbatches between their forward and their backward.
+
+    1F1B: stage k of S holds min(S - k, M); GPipe all M.
+    """
+    num_stages, num_microbatches = len(replica.stages), replica.microbatches
+    if schedule is Schedule.GPIPE:
+        return [num_microbatches] * num_stages
+    if schedule is Schedule.INTERLEAVED:
+        return _play(replica)
+    return [min(num_stages - k, num_microbatches) for k in range(num_stages)]
+
+
+def _play(replica: Replica) -> list[int]:
+    """Counts along the schedule itself; stages of a device set peak at unlike times."""
+    now = [0] * len(replica.stages)
+    peak = list(now)
+    for stream in schedule_replica(replica, Schedule.INTERLEAVED):
+        for turn in stream:
+            now[turn.stage] += 1 if turn.way is Way.FORWARD else -1
+            peak[turn.stage] = max(peak[turn.stage], now[turn.stage])
+    return peak
+
+
+def stage_activations(
+    chain: Chain, stage: Stage, samples: int, live: int
+) -> tuple[int, int]:
+    """Bytes on one device: kept at full depth, and inside one segment's backward."""
+    layers = chain.layers[slice(*stage.layers)]
+    kept = sum(
+        kept_bytes(chain, layer, policy, stage.dtype, stage.tensor, samples)
+        for layer, policy in zip(layers, stage.remat, strict=True)
+    )
+    borders, transient = 0, 0
+    for g in range(len(stage.segments)):
+        start, stop = stage.segment_layers(g)
+        borders += enter_bytes(chain, start, stage.dtype, samples)
+        transient = max(
+            transient, segment_transient_bytes(chain, start, stop, stage, samples)
+        )
+    edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
+        chain, stage.layers[1], stage.dtype, samples
+    )
+    batch = sum(array.num_bytes for array in chain.batch.values()) * samples
+    flying = BORDERS_IN_FLIGHT * (edges + batch)
+    return live * (kept + borders + batch) + flying, transient
+
+
+def kept_bytes(
+    chain: Chain, layer: Layer, policy: Remat, dtype: str, tensor: int, samples: int
+) -> int:
+    """What one microbatch keeps of a layer on one device."""
+    whole = border_bytes_in(chain, layer.activation_bytes[policy] * samples, dtype)
+    return int(whole * (1 - SPLIT_SHARE + SPLIT_SHARE / tensor)) + 1
+
+
+def enter_bytes(chain: Chain, layer: int, dtype: str, samples: int) -> int:
+    """What crosses the border before a layer."""
+    if not 0 < layer < len(chain.layers):
+        return 0
+    return border_bytes_in(chain, chain.layers[layer - 1].border_bytes * samples, dtype)
+
+
+def segment_transient_bytes(
+    chain: Chain, start: int, stop: int, stage: Stage, samples: int
+) -> int:
+    """One layer in full (recomputed, or its cotangents), and the segment's gradients
+    before they are added to the accumulators."""
+    grads = sum(layer_params(chain, stage.tensor)[start:stop]) * ITEM_BYTES[stage.dtype]
+    return grads + max(
+        working_bytes(chain, chain.layers[i], stage.dtype, stage.tensor, samples)
+        for i in range(start, stop)
+    )
+
+
+def working_bytes(
+    chain: Chain, layer: Layer, dtype: str, tensor: int, samples: int
+) -> int:
+    """What a layer's own backward has alive beside what was kept for it."""
+    border = border_bytes_in(chain, layer.border_bytes * samples, dtype)
+    return kept_bytes(chain, layer, Remat.NONE, dtype, tensor, samples) + 2 * border
+
+
+def layer_params(chain: Chain, tensor: int) -> Sequence[int]:
+    """Parameters of each layer on one device; a tied group counts at each user."""
+    sizes = {
+        group.name: sum(
+            leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
+            for leaf in group.leaves
+        )
+        for group in chain.groups
+    }
+    return [sum(sizes[name] for name in layer.groups) for layer in chain.layers]

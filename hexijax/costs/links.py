@@ -1,0 +1,52 @@
+"""Seconds of transfers and sums over links."""
+
+import itertools
+from collections.abc import Sequence
+
+from hexijax.cluster import Cluster, LinkProfile
+
+
+def all_reduce_s(link: LinkProfile, members: int, num_bytes: float) -> float:
+    """A ring: every member sends 2 (n - 1) pieces of 1/n of the bytes."""
+    if members < 2:
+        return 0.0
+    return 2 * (members - 1) * link.transfer_s(int(num_bytes / members))
+
+
+def slowest_link(cluster: Cluster, devices: Sequence[str]) -> LinkProfile | None:
+    """The slowest link among some devices; None for a single one.
+
+    Nodes stand for their devices, so that large meshes cost no quadratic search.
+    """
+    by_node: dict[str, list[str]] = {}
+    for name in devices:
+        by_node.setdefault(cluster.device(name).node, []).append(name)
+    pairs = [
+        pair
+        for names in by_node.values()
+        for pair in (
+            itertools.combinations(names, 2) if len(names) <= 8 else [names[:2]]
+        )
+    ]
+    pairs += itertools.combinations((names[0] for names in by_node.values()), 2)
+    links = [cluster.link(a, b) for a, b in pairs]
+    return min(links, key=lambda link: link.bytes_per_s) if links else None
+
+
+def transfer_s(
+    cluster: Cluster, sources: Sequence[str], targets: Sequence[str], num_bytes: float
+) -> float:
+    """Seconds to move an array that is spread over ``sources`` to ``targets``.
+
+    In a node the pairs of devices move their pieces at once; between nodes they share
+    the nodes' link, so all bytes cross it one after another. A device that is both
+    moves nothing.
+    """
+    if set(sources) == set(targets) or not num_bytes:
+        return 0.0
+    source = next((d for d in sources if d not in targets), sources[0])
+    target = next((d for d in targets if d != source), targets[0])
+    link = cluster.link(source, target)
+    one_node = cluster.device(source).node == cluster.device(target).node
+    ways = min(len(sources), len(targets)) if one_node else 1
+    return link.transfer_s(int(num_bytes / ways))

@@ -1,0 +1,189 @@
+"""The peak a plan promises on each device: what must fit before anything is compiled.
+
+    plan, chain, cluster -> plan_memory -> device -> MemoryParts
+
+Resident all step: parameters, gradient accumulators, state. On top comes the larger of
+two moments: a backward at full depth (live activations and one segment's transients),
+or the end of the step (summed gradients and new parameters on their way). *Usable*
+memory leaves the framework's context out already, so it is not counted here. Every term
+rounds up: a promise is kept when the measured peak stays below it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from hexijax.costs.activations import live_microbatches, stage_activations
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
+from hexijax.plan.plan import Place, Plan, Replica, Stage
+from hexijax.program.boxes import Box, state_boxes
+
+STATE_BYTES = 4
+"""Of the master and of each moment, for each parameter."""
+
+GRAD_BYTES = 4
+"""Of a gradient accumulator, for each parameter."""
+
+MOMENTS = 2
+"""Adam's; ``moments`` overrules it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryParts:
+    """What a device holds, in bytes."""
+
+    params_bytes: int = 0
+    """Parameters in the compute dtype."""
+
+    grads_bytes: int = 0
+    """Gradient accumulators of this device's lane."""
+
+    state_bytes: int = 0
+    """Masters and moments of the slices at home here."""
+
+    activations_bytes: int = 0
+    """Kept from forwards to backwards, and borders on their way, at full depth."""
+
+    transient_bytes: int = 0
+    """Alive inside one segment's backward only."""
+
+    sync_bytes: int = 0
+    """Summed gradients and new parameters at the end of the step."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The peak: the two moments are never at once."""
+        resident = self.params_bytes + self.grads_bytes + self.state_bytes
+        depth = self.activations_bytes + self.transient_bytes
+        return resident + max(depth, self.sync_bytes)
+
+    @property
+    def largest(self) -> str:
+        """Name of the largest part, for people."""
+        parts = {
+            field.name.removesuffix("_bytes"): getattr(self, field.name)
+            for field in dataclasses.fields(self)
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    def __add__(self, other: "MemoryParts") -> "MemoryParts":
+        """Of two stages on one device; only one of them is inside a backward."""
+        summed = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in dataclasses.fields(self)
+        }
+        summed["transient_bytes"] = max(self.transient_bytes, other.transient_bytes)
+        return MemoryParts(**summed)
+
+
+def plan_memory(
+    plan: Plan, chain: Chain, *, moments: int = MOMENTS, whole_leaves: bool = False
+) -> dict[str, MemoryParts]:
+    """The parts of every device the plan names, homes of state included.
+
+    Args:
+      plan: what is where.
+      chain: the model.
+      moments: fp32 arrays of the optimizer for each parameter, the master left out.
+      whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+    """
+    found: dict[str, MemoryParts] = {}
+
+    def add(devices: Sequence[str], parts: MemoryParts) -> None:
+        for device in devices:
+            found[device] = found[device] + parts if device in found else parts
+
+    for replica in plan.replicas:
+        live = live_microbatches(plan.schedule, replica)
+        for s, stage in enumerate(replica.stages):
+            add(stage.devices, stage_parts(chain, replica, stage, live[s]))
+    for place, parts in _state(plan, chain, moments, whole_leaves).items():
+        add(_devices(plan, place), parts)
+    return found
+
+
+def stage_parts(chain: Chain, replica: Replica, stage: Stage, live: int) -> MemoryParts:
+    """A device of a stage without the state it is home of."""
+    groups = stage_groups(chain, stage.layers)
+    params = sum(shard_size(group, stage.tensor) for group in groups)
+    kept, transient = stage_activations(
+        chain, stage, replica.microbatch_size // stage.lanes, live
+    )
+    return MemoryParts(
+        params_bytes=params * ITEM_BYTES[stage.dtype],
+        grads_bytes=params * GRAD_BYTES,
+        activations_bytes=kept,
+        transient_bytes=transient,
+    )
+
+
+def stage_groups(chain: Chain, layers: tuple[int, int]) -> list[Group]:
+    """Groups that a run of layers uses, each once."""
+    names = dict.fromkeys(
+        name for layer in chain.layers[slice(*layers)] for name in layer.groups
+    )
+    return [group for group in chain.groups if group.name in names]
+
+
+def shard_size(group: Group, tensor: int) -> int:
+    """Parameters of a group on one device at a tensor degree."""
+    return sum(
+        leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
+        for leaf in group.leaves
+    )
+
+
+def _devices(plan: Plan, place: Place) -> Sequence[str]:
+    is_stage = place in {stage for stage, _ in plan.stages()}
+    return plan.stage(place).devices if is_stage else (place,)
+
+
+def _state(
+    plan: Plan, chain: Chain, moments: int, whole_leaves: bool
+) -> Mapping[Place, MemoryParts]:
+    """For each place, what every device of it holds of the state."""
+    stages = dict(plan.stages())
+    sizes: dict[Place, int] = {}
+    largest: dict[Place, int] = {}
+    for group in chain.groups:
+        boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
+        leaves = {leaf.id: leaf for leaf in group.leaves}
+        for place, held in boxes.items():
+            stage = stages.get(place)
+            lanes = 1 if stage is None or whole_leaves else stage.lanes
+            tensor = 1 if stage is None else stage.tensor
+            size = sum(
+                box_size(leaves[leaf], box, lanes=lanes, tensor=tensor)
+                for leaf, box in held.items()
+            )
+            sizes[place] = sizes.get(place, 0) + size
+            largest[place] = max(largest.get(place, 0), size)
+    item = {
+        place: ITEM_BYTES[stages[place].dtype] if place in stages else STATE_BYTES
+        for place in sizes
+    }
+    return {
+        place: MemoryParts(
+            state_bytes=size * STATE_BYTES * (1 + moments),
+            # A sum and a new slice of all that is at home here, and one more group in
+            # the middle of being added up.
+            sync_bytes=size * (GRAD_BYTES + item[place]) + largest[place] * GRAD_BYTES,
+        )
+        for place, size in sizes.items()
+    }
+
+
+def box_size(leaf: Leaf, box: Box, *, lanes: int, tensor: int) -> int:
+    """Elements of a box on one device of its home, split by tensor shards, then lanes.
+
+    As the runtime lays it out: evenly or not at all.
+    """
+    shape = [stop - start for start, stop in box]
+    free = list(range(len(shape)))
+    size, cut = math.prod(shape), leaf.tensor_dim
+    if tensor > 1 and cut is not None and shape[cut] % tensor == 0:
+        size //= tensor
+        free.remove(cut)
+    if lanes > 1 and any(shape[dim] % lanes == 0 for dim in free):
+        size //= lanes
+    return size

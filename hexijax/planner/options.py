@@ -1,0 +1,69 @@
+"""What a person may ask of the planner, beyond the model and the cluster."""
+
+import dataclasses
+import enum
+
+from hexijax.costs.memory import MOMENTS
+from hexijax.layers.chain import Remat
+from hexijax.plan.plan import Reductions, Schedule
+
+
+class Grouping(enum.StrEnum):
+    """Which devices make one replica."""
+
+    AUTO = "auto"
+    """Whatever is fastest."""
+    ONE = "one"
+    """All devices in one pipeline."""
+    NODE = "node"
+    """A replica for each node."""
+    KIND = "kind"
+    """A replica for each kind in each node."""
+    MESH = "mesh"
+    """Every mesh holds the whole model: data parallelism, as uneven as the devices."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOptions:
+    """What the search may do."""
+
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    """Order of the microbatches."""
+
+    rounds: int = 2
+    """Stages a device set holds under ``interleaved``."""
+
+    reductions: Reductions = Reductions.EXACT
+    """How gradients are summed."""
+
+    grouping: Grouping = Grouping.AUTO
+    """Which devices make one replica."""
+
+    tensor_degrees: tuple[int, ...] = (1, 2, 4, 8)
+    """Tensor degrees to consider; a mesh lies in one node."""
+
+    max_microbatch_size: int | None = None
+    """Most samples of one lane's microbatch; None: as many as fit and pay."""
+
+    remat: tuple[Remat, ...] = (Remat.NONE, Remat.DOTS, Remat.FULL)
+    """Policies to choose from, from the fastest to the smallest."""
+
+    layers_per_stage: tuple[tuple[int, ...], ...] | None = None
+    """A split of your own: layers of each stage, for each replica or one for all."""
+
+    layers_per_segment: int | None = None
+    """Most layers compiled as one; None: all of a stage where nothing is overlapped,
+    else four."""
+
+    use_all_devices: bool = False
+    """Leave no device out, even where it costs time."""
+
+    moments: int = MOMENTS
+    """fp32 arrays of the optimizer for each parameter: 2 for Adam, 1 for momentum."""
+
+    whole_leaves: bool = False
+    """No leaf's state is cut, for optimizers that look inside a leaf."""
+
+    seconds: float | None = None
+    """Wall time the search may take; the plan then depends on the machine. None: by
+    counted effort, equal input gives equal plans."""

@@ -1,0 +1,25 @@
+"""How many layers are compiled and dispatched as one.
+
+A single replica reduces no gradients to others, so nothing overlaps and fewer calls
+win. With several, a segment's gradients travel while the next segment computes: short
+segments hide more, and cost a call each.
+"""
+
+OVERLAPPED = 4
+"""Layers of a segment where gradients are reduced beside the backward."""
+
+
+def layers_per_segment(num_replicas: int, asked: int | None) -> int | None:
+    """Most layers of a segment; None: all of a stage."""
+    if asked is not None:
+        return asked
+    return OVERLAPPED if num_replicas > 1 else None
+
+
+def segments(num_layers: int, most: int | None) -> tuple[int, ...]:
+    """As few segments of at most ``most`` layers as there can be, as even as can be."""
+    if most is None:
+        return (num_layers,)
+    count = -(-num_layers // most)
+    edges = [i * num_layers // count for i in range(count + 1)]
+    return tuple(edges[i + 1] - edges[i] for i in range(count))
