@@ -49,7 +49,7 @@ class Screen:
         if self._progress:
             self._progress.update(self._task, completed=start)
 
-    def step(self, line: Mapping[str, float | None], steps: int) -> None:
+    def step(self, line: Mapping[str, float | int | None], steps: int) -> None:
         """A step has ended, with these metrics."""
         done = int(line["step"] or 0) + 1
         parts = [f"loss {_show(line['loss'], '.4f')}"]

@@ -117,7 +117,7 @@ class Loop:
         values = result.fetch()
         speeds = self.meter.tick()
         finite, weight = values.pop("finite", 1.0), values.pop("weight", None)
-        line: dict[str, float | None] = {"step": step, **values, **speeds}
+        line: dict[str, float | int | None] = {"step": step, **values, **speeds}
         if self._evaluates(step):
             line |= self._evaluate(step)
         self.metrics.write(line)

@@ -87,7 +87,7 @@ class Metrics:
         write_atomically(path, "".join(map(_render, kept)))
         self._file = path.open("a", buffering=1)
 
-    def write(self, line: Mapping[str, float | None]) -> None:
+    def write(self, line: Mapping[str, float | int | None]) -> None:
         """Adds a step's line."""
         self._count(line)
         self._file.write(_render(line))

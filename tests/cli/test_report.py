@@ -14,11 +14,11 @@ from hexijax.report.summary import render
 
 
 def test_speeds_follow_the_median_step_and_pauses_do_not_count():
-    moments = itertools.chain([0, 9, 10, 11, 13], [100, 101])
+    moments = itertools.chain([0.0, 9.0, 10.0, 11.0, 13.0], [100.0, 101.0])
     meter = Meter(
-        tokens_per_step=10,
-        flops_per_step=6,
-        peak_flops_per_s=12,
+        tokens_per_step=10.0,
+        flops_per_step=6.0,
+        peak_flops_per_s=12.0,
         clock=lambda: next(moments),
     )
     meter.start()

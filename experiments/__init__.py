@@ -1,0 +1,1 @@
+"""Experiments: lab notes that return a ``hexijax.Experiment``."""

@@ -1,0 +1,189 @@
+"""The `hexijax` command.
+
+    0 done   1 the run diverged   2 bad input   130 Ctrl-C
+
+A fault of the input is one message and no traceback; HEXIJAX_TRACEBACK=1 shows it.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import hexijax
+from hexijax.errors import UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.start(arguments)
+    except UserError as error:
+        if os.environ.get("HEXIJAX_TRACEBACK"):
+            raise
+        kind = "Error" if type(error) is UserError else type(error).__name__
+        print(f"{kind}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `hexijax catalog | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hexijax",
+        description="Train Flax models on clusters whose accelerators differ.",
+    )
+    parser.add_argument("--version", action="version", version=hexijax.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    run = _with_experiment(commands, "run", "train", _run, out="runs")
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="continue a saved run (default: the experiment's last one)",
+    )
+    run.add_argument(
+        "--save-every",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="save every N steps and at the end",
+    )
+    run.add_argument(
+        "--emulate",
+        action="store_true",
+        help="let forced CPU devices stand for the cluster's",
+    )
+    run.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+
+    _with_experiment(
+        commands, "plan", "search and explain; no device used", _plan, out="plans"
+    )
+
+    catalog = commands.add_parser("catalog", help="print the known cards")
+    catalog.set_defaults(start=_catalog)
+
+    doctor = commands.add_parser("doctor", help="say what is wrong with this setup")
+    doctor.add_argument("--cpu", action="store_true", help="do without GPUs")
+    doctor.set_defaults(start=_doctor)
+    return parser
+
+
+def _with_experiment(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    what: str,
+    start: Callable[[argparse.Namespace], int],
+    *,
+    out: str,
+) -> argparse.ArgumentParser:
+    """A command on an experiment, whose --help also lists the experiment's fields."""
+    parser = commands.add_parser(name, help=what, add_help=False)
+    parser.set_defaults(start=start, parser=parser)
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        metavar="EXPERIMENT",
+        help="a file, or a module as in experiments.quickstart",
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this and the experiment's fields",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="cluster file, over the experiment's",
+    )
+    parser.add_argument(
+        "--plan",
+        metavar="FILE|single",
+        help="a plan.txt or plan.json; single: one device, plainly",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the experiment",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures there"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(out),
+        metavar="DIR",
+        help=f"where folders are made (default: {out})",
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} was given; at least 1 is needed")
+    return number
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.run import run
+
+    return run(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.plan import plan
+
+    return plan(arguments)
+
+
+def _catalog(arguments: argparse.Namespace) -> int:
+    del arguments
+    from hexijax.cli.catalog import catalog
+
+    return catalog()
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from hexijax.cli.doctor import doctor
+
+    return doctor(cpu=arguments.cpu)
+
+
+def _helped(arguments: argparse.Namespace) -> bool:
+    """Whether help was asked for, and given."""
+    resume = getattr(arguments, "resume", None)
+    if arguments.experiment is None and resume and resume.endswith(".py"):
+        # `run --resume EXPERIMENT`: argparse took it for the RUN.
+        arguments.experiment, arguments.resume = resume, ""
+    if not arguments.help:
+        if arguments.experiment is None:
+            arguments.parser.error("name an EXPERIMENT, as experiments/quickstart.py")
+        return False
+    arguments.parser.print_help()
+    if arguments.experiment is not None:
+        from hexijax.cli.help import experiment_help
+
+        print(f"\n{experiment_help(arguments.experiment)}")
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
