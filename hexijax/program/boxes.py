@@ -52,9 +52,9 @@ def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], 
     total = sum(given.values())
     if min(given.values()) < 0 or not total > 0 or not math.isfinite(total):
         raise PlanError(
-            f"The state shares of group {group.name!r} are {given}. A share is a part on "
-            "any scale: none is negative, and at least one is above 0. Leave the shares "
-            "empty to divide evenly over the stages that compute with the group."
+            f"The state shares of group {group.name!r} are {given}. A share is a part "
+            "on any scale: none is negative, and at least one is above 0. Leave the "
+            "shares empty to divide evenly over the stages that compute with the group."
         )
     return tuple((place, share / total) for place, share in given.items() if share)
 
@@ -131,7 +131,8 @@ def _cut(leaf: Leaf, shares: Sequence[tuple[Place, float]]) -> list[tuple[Place,
     if len(shares) == 1 or leaf.size < MIN_CUT_SIZE or not dims:
         largest = max(shares, key=lambda home: home[1])
         return [(largest[0], whole(leaf))]
-    dim, boxes, start = dims[0], [], 0
+    boxes: list[tuple[Place, Box]] = []
+    dim, start = dims[0], 0
     counts = split_rows(leaf.shape[dim], [share for _, share in shares])
     for (place, _), rows in zip(shares, counts, strict=True):
         if rows:

@@ -2,8 +2,8 @@
 
     Program, Plan, Chain -> check -> Report, or a ProgramError with the fault marked
 
-One file a rule in ``rules/``. The Program may come from ``lower``, from a file, or from a
-person's editor.
+One file a rule in ``rules/``. The Program may come from ``lower``, from a file, or from
+a person's editor.
 """
 
 import dataclasses

@@ -34,12 +34,14 @@ from hexijax.program.program import (
     WriteBack,
 )
 
-QUOTED = r'"(?:[^"\\]|\\.)*"'
-WORD = rf"(?:[\w./+*-]+|{QUOTED})"
-SUBJECT = rf"(?:[\w./+*-]+(?: [\w./+*-]+)*|{QUOTED})"
+NUMBER = r"[0-9]{1,9}"
+PLAIN = r"[\w./+*-]+"
+QUOTED = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
+WORD = rf"(?:{PLAIN}|{QUOTED})"
+SUBJECT = rf"(?:{PLAIN}(?: {PLAIN})*|{QUOTED})"
 BUFFER = re.compile(
-    rf"({'|'.join(Kind)})\[({WORD}) ({SUBJECT})(?: #(\d+))?\](?:@(\d+))?(~host)?(!)?"
-    r"(?!\S)"
+    rf"({'|'.join(Kind)})\[({WORD}) ({SUBJECT})(?: #({NUMBER}))?\]"
+    rf"(?:@({NUMBER}))?(~host)?(!)?(?!\S)"
 )
 
 Parse = Callable[[str], Any]
@@ -47,7 +49,7 @@ Parse = Callable[[str], Any]
 
 def word(name: str) -> str:
     """A name as one word, quoted as in JSON where it is not a plain one."""
-    return name if re.fullmatch(r"[\w./+*-]+", name) else json.dumps(name)
+    return name if re.fullmatch(PLAIN, name) else json.dumps(name)
 
 
 def unquoted(text: str) -> str:
@@ -113,7 +115,7 @@ def _number(field: str, letter: str, *, optional: bool = False) -> Term:
     return Term(
         field=field,
         what=f"{letter} and a number",
-        pattern=re.compile(rf"{letter}\d+"),
+        pattern=re.compile(rf"{letter}{NUMBER}"),
         write=lambda number: f"{letter}{number}",
         read=lambda text: int(text.removeprefix(letter)),
         optional=optional,
@@ -156,7 +158,7 @@ def _range(field: str) -> Term:
     return Term(
         field=field,
         what="a microbatch #2 or a range #2:4",
-        pattern=re.compile(r"#\d+(?::\d+)?"),
+        pattern=re.compile(rf"#{NUMBER}(?::{NUMBER})?"),
         write=lambda r: f"#{r[0]}" if r[1] == r[0] + 1 else f"#{r[0]}:{r[1]}",
         read=read,
     )

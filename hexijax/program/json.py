@@ -17,13 +17,12 @@ from hexijax.program.grammar import (
 )
 from hexijax.program.program import (
     FORMAT_VERSION,
+    SECTIONS,
     Instruction,
     Program,
     ProgramError,
     Read,
 )
-
-SECTIONS = ("prologue", "body", "drain")
 
 
 def to_json(program: Program) -> dict[str, Any]:
@@ -72,7 +71,9 @@ def _instruction_to_json(instr: Instruction) -> dict[str, Any]:
 
 
 def _instruction_from_json(entry: Any, where: str) -> Instruction:
-    name = entry.get("op") if isinstance(entry, Mapping) else entry
+    if not isinstance(entry, Mapping):
+        raise _unexpected(where, entry, "an instruction")
+    name = entry.get("op")
     kind = OPCODES.get(name) if isinstance(name, str) else None
     if kind is None:
         hint = did_you_mean(name, OPCODES) if isinstance(name, str) else ""
@@ -105,7 +106,7 @@ def _read(text: Any, where: str) -> Read:
 
 def _pool(entry: Any, where: str) -> tuple[str, int]:
     match entry:
-        case [str(name), int(slots)]:
+        case [str(name), int(slots)] if not isinstance(slots, bool):
             return name, slots
     raise _unexpected(where, entry, "a name and a number of slots")
 

@@ -5,12 +5,13 @@
 Order decides overlap, since a copy waits for all compute dispatched before it on its
 card. So a Send stands right after its producer. A Recv, and the sums of a Reduce, stand
 where the clock says that their inputs have arrived: earlier, they would hold up compute
-of the target that could run meanwhile. A Load stands one microbatch ahead of its use, so
-that its copy runs beside the compute of the microbatch before. Where times tie, moves go
-before compute, backwards before forwards, updates last, and early layers first.
+of the target that could run meanwhile. A Load stands one microbatch ahead of its use,
+so that its copy runs beside the compute of the microbatch before. Where times tie,
+moves go before compute, backwards before forwards, updates last, and early layers
+first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hexijax.plan.plan import Place, Plan
@@ -50,14 +51,14 @@ class UnitCosts:
     """A layer takes 1 forward and 2 backward; all else takes no time."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self._segments = {place: stage.segments for place, stage in plan.stages()}
 
     def duration_s(self, instruction: Instruction) -> float:
         """Layers of the segment, times the passes that the instruction makes."""
         if not isinstance(instruction, Forward | Backward):
             return 0.0
         first, stop = instruction.microbatches
-        layers = self._plan.stage(instruction.place).segments[instruction.segment]
+        layers = self._segments[instruction.place][instruction.segment]
         passes = 1
         if isinstance(instruction, Backward) and instruction.part is Part.BOTH:
             passes = 2
@@ -88,12 +89,13 @@ def linearise(
     for i, instr in enumerate(jobs):
         if isinstance(instr, Send):
             sends.setdefault(waits[i][0], []).append(i)
+    devices = {place: stage.devices for place, stage in plan.stages()}
     order: list[Instruction] = []
     loader = _Loader(loads, order)
     clock = Clock(
         waits=waits,
         ranks=[RANKS[type(instr)] for instr in jobs],
-        devices=[_devices(plan, instr) for instr in jobs],
+        devices=[_devices(instr, devices) for instr in jobs],
         duration_s=lambda i: costs.duration_s(jobs[i]),
     )
     for i in clock:
@@ -105,19 +107,17 @@ def linearise(
     return tuple(order)
 
 
-def _devices(plan: Plan, instr: Instruction) -> tuple[str, ...]:
+def _devices(
+    instr: Instruction, devices: Mapping[Place, tuple[str, ...]]
+) -> tuple[str, ...]:
     """Devices that an instruction keeps busy; moves run beside compute."""
-    if isinstance(instr, Forward | Backward):
-        return plan.stage(instr.place).devices
-    if isinstance(instr, Update):
-        return place_devices(plan, instr.home)
-    return ()
-
-
-def place_devices(plan: Plan, place: Place) -> tuple[str, ...]:
-    """A stage's devices, or the device that a place names."""
-    is_stage = place in {stage for stage, _ in plan.stages()}
-    return plan.stage(place).devices if is_stage else (place,)
+    match instr:
+        case Forward(place=place) | Backward(place=place):
+            return devices[place]
+        case Update(home=home):
+            return devices.get(home, (home,))
+        case _:
+            return ()
 
 
 class _Loader:

@@ -35,8 +35,9 @@ def lower(
     costs: Costs | None = None,
     evaluation: bool = False,
     whole_leaves: bool = False,
+    checked: bool = True,
 ) -> Program:
-    """The Program of one step, checked.
+    """The Program of one step.
 
     Args:
       plan: what is where.
@@ -45,6 +46,7 @@ def lower(
       costs: durations that settle the order; None: a layer takes 1 forward, 2 backward.
       evaluation: forwards and metrics only, the parameters stay.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+      checked: prove it; a search that lowers many plans proves the one it chose.
     """
     check_layers(plan, chain, Faults(Program()))
     groups = group_places(plan, chain, whole_leaves=whole_leaves)
@@ -60,5 +62,6 @@ def lower(
         costs or UnitCosts(plan),
     )
     program = Program(prologue=tuple(prologue(groups)), body=free(order))
-    check(program, plan, chain, whole_leaves=whole_leaves)
+    if checked:
+        check(program, plan, chain, whole_leaves=whole_leaves)
     return program

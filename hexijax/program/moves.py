@@ -16,7 +16,7 @@ from hexijax.program.program import Buffer, Instruction, Kind, Read, Recv, Send
 def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruction]:
     """Each Send followed by its Recv, in the order in which the streams need them."""
     instructions = [instr for stream in streams for instr in stream]
-    written = {buffer for instr in instructions for buffer in instr.writes}
+    written = {buffer: buffer for instr in instructions for buffer in instr.writes}
     needed = dict.fromkeys(
         read.buffer
         for instr in instructions
@@ -26,8 +26,7 @@ def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruct
     pairs: list[Instruction] = []
     for tag, here in enumerate(needed):
         source = _neighbour(plan, here)
-        there = Buffer(here.kind, source, here.subject, here.microbatch)
-        assert there in written, f"no stage writes {there} for {here}"
+        there = written[Buffer(here.kind, source, here.subject, here.microbatch)]
         assert here.microbatch is not None
         wire = names.wire(here.place, tag, here.microbatch)
         ends = {"tag": tag, "source": source, "target": here.place}

@@ -1,19 +1,30 @@
-"""Names of the buffers, so that every pass and every rule spells them alike."""
+"""Names of the buffers, so that every pass and every rule spells them alike.
+
+Equal names are one object while they are in the cache: a lookup by it then compares no
+fields, which is most of what lowering and checking cost.
+"""
+
+import functools
 
 from hexijax.plan.plan import Place
 from hexijax.program.program import HOST, Buffer, Kind
 
+_interned = functools.lru_cache(maxsize=2**17)
 
+
+@_interned
 def state(home: Place, group: str, step: int = 0) -> Buffer:
     """A group's masters and moments at one home."""
     return Buffer(Kind.STATE, home, group, step=step)
 
 
+@_interned
 def param(place: Place, group: str, step: int = 0) -> Buffer:
     """A group's parameters as a stage computes with them."""
     return Buffer(Kind.PARAM, place, group, step=step)
 
 
+@_interned
 def param_slice(home: Place, group: str) -> Buffer:
     """A home's boxes of the new parameters, before they are gathered."""
     return Buffer(Kind.PARAM, home, f"slice {group}", step=1)
@@ -24,61 +35,73 @@ def is_slice(buffer: Buffer) -> bool:
     return buffer.kind is Kind.PARAM and buffer.subject.startswith("slice ")
 
 
+@_interned
 def partial_grad(place: Place, group: str, count: int) -> Buffer:
     """A stage's gradient after ``count`` additions to the first."""
     return Buffer(Kind.GRAD, place, group, count)
 
 
+@_interned
 def grad(home: Place, group: str) -> Buffer:
     """A home's boxes of the summed gradient."""
     return Buffer(Kind.GRAD, home, group)
 
 
+@_interned
 def act(place: Place, layer: int, microbatch: int) -> Buffer:
     """What enters a layer."""
     return Buffer(Kind.ACT, place, f"L{layer}", microbatch)
 
 
+@_interned
 def cot(place: Place, layer: int, microbatch: int) -> Buffer:
     """Cotangents of what enters a layer."""
     return Buffer(Kind.COT, place, f"L{layer}", microbatch)
 
 
+@_interned
 def res(place: Place, segment: int, microbatch: int) -> Buffer:
     """What a segment's forward keeps for its backward."""
     return Buffer(Kind.RES, place, f"g{segment}", microbatch)
 
 
+@_interned
 def weight_res(place: Place, segment: int, microbatch: int) -> Buffer:
     """What the input part of a backward keeps for the weight part."""
     return Buffer(Kind.RES, place, f"g{segment} weight", microbatch)
 
 
+@_interned
 def batch(place: Place, microbatch: int) -> Buffer:
     """Batch arrays, keys and mask on one stage."""
     return Buffer(Kind.BATCH, place, "batch", microbatch)
 
 
+@_interned
 def wire(target: Place, tag: int, microbatch: int) -> Buffer:
     """A message on its way."""
     return Buffer(Kind.WIRE, target, f"t{tag}", microbatch)
 
 
+@_interned
 def loss(place: Place, microbatch: int) -> Buffer:
     """Sum, weight and metric sums of one microbatch."""
     return Buffer(Kind.SCALAR, place, "loss", microbatch)
 
 
+@_interned
 def seed(place: Place) -> Buffer:
     """Cotangent of a loss sum: loss scale over global weight."""
     return Buffer(Kind.SCALAR, place, "seed")
 
 
+@_interned
 def group_norm(home: Place, group: str) -> Buffer:
     """Sum of squares of a home's boxes of the summed gradient."""
     return Buffer(Kind.SCALAR, home, f"norm {group}")
 
 
+@_interned
 def agreed(member: Place, name: str) -> Buffer:
     """What an Agree gives to one member."""
     return Buffer(Kind.SCALAR, member, name)

@@ -81,9 +81,9 @@ def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
     ]
 
 
-def loads(plan: Plan, chain: Chain, *, evaluation: bool = False) -> list[Instruction]:
+def loads(plan: Plan, chain: Chain, *, evaluation: bool = False) -> list[Load]:
     """One Load a replica and microbatch."""
-    result: list[Instruction] = []
+    result: list[Load] = []
     for r, replica in enumerate(plan.replicas):
         places = batch_places(plan, chain, r)
         last = stage_place(r, len(replica.stages) - 1)

@@ -18,6 +18,9 @@ from hexijax.plan.plan import Place
 
 FORMAT_VERSION = 1
 
+SECTIONS = ("prologue", "body", "drain")
+"""Of a Program, in the order in which they run."""
+
 HOST = Place("host")
 """Where the weight of a step is known and its metrics arrive."""
 
@@ -73,7 +76,7 @@ class Buffer:
     place: Place
     """The stage's mesh or the device that holds it."""
     subject: str
-    """Group name, ``g2`` for a segment, ``L4`` for the border before layer 4, a name."""
+    """Group name, ``g2`` for a segment, ``L4`` for the border before layer 4."""
     microbatch: int | None = None
     """None for what a step has once; of a Grad, how many sums came before it."""
     step: int = 0
@@ -149,10 +152,10 @@ class Forward(Instruction):
 class Backward(Instruction):
     """Run a segment backward and add to its gradients.
 
-    Reads Param of its groups, Res, the Act at its first border, Batch and the Cot at its
-    last border (the last segment: Scalar ``seed``). Of each of its groups it reads the
-    stage's Grad so far (the first that adds to it reads none) and writes the next, so
-    the order of addition is data. Writes Cot at its first border (none for layer 0).
+    Reads Param of its groups, Res, the Act at its first border, Batch and the Cot at
+    its last border (the last segment: Scalar ``seed``). Of each of its groups it reads
+    the stage's Grad so far (the first that adds to it reads none) and writes the next,
+    so the order of addition is data. Writes Cot at its first border (not for layer 0).
 
     The input part writes Cot and a Res ``g<n> weight`` for the weight part, which reads
     that alone (and Grad) and adds to the gradients.
@@ -198,9 +201,9 @@ class Gather(Instruction):
 class Reduce(Instruction):
     """Sum a group's gradients over all its users and lanes, at its homes.
 
-    ``members`` is the order of addition, and of the reads: the last Grad of each. Writes
-    Grad (without a count) at each home and, there, Scalar ``norm <group>``: the sum of
-    squares of that home's boxes.
+    ``members`` is the order of addition, and of the reads: the last Grad of each.
+    Writes Grad (without a count) at each home and, there, Scalar ``norm <group>``: the
+    sum of squares of that home's boxes.
     """
 
     group: str
@@ -247,8 +250,8 @@ class Update(Instruction):
 class Prefetch(Instruction):
     """Copy a buffer from host memory to the device, into a slot of a pool.
 
-    Reads the host twin of ``buffer`` and writes ``buffer``, which holds the slot until it
-    dies.
+    Reads the host twin of ``buffer`` and writes ``buffer``, which holds the slot until
+    it dies.
     """
 
     buffer: Buffer
@@ -284,7 +287,7 @@ class Program:
     """Once, before the first body: parameters from their state."""
 
     body: tuple[Instruction, ...] = ()
-    """One step. State@1 and Param@1 it writes are the next body's State@0 and Param@0."""
+    """One step. State@1 and Param@1 that it writes are the next body's @0."""
 
     drain: tuple[Instruction, ...] = ()
     """Back to one whole step; empty while no body reaches into the next."""

@@ -7,7 +7,7 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.compute import batch_places, segment_groups
 from hexijax.program.placement import GroupPlaces, group_places
-from hexijax.program.program import Forward, Instruction, Program
+from hexijax.program.program import SECTIONS, Forward, Instruction, Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +81,7 @@ def numbered(
 ) -> Iterator[tuple[int, Instruction]]:
     """The instructions of a section with their positions in the whole Program."""
     start = 0
-    for name in ("prologue", "body", "drain"):
+    for name in SECTIONS:
         instructions = getattr(program, name)
         if name == section:
             yield from enumerate(instructions, start)

@@ -71,14 +71,14 @@ class _Play:
         self._faults = faults
         self._pools = dict(program.pools)
         self._slots: dict[Buffer, str] = {}
-        self._held: Counter[tuple[Kind, Place, int]] = Counter()
+        self._held: Counter[tuple[Kind, Place, int | None]] = Counter()
 
     def run(self, position: int, instr: Instruction) -> None:
         """One instruction: reads, deaths, writes."""
         for read in instr.reads:
             if read.buffer not in self._live:
                 self._explain(position, read.buffer)
-        slot = self._check_copy(position, instr)
+        pool = self._check_copy(position, instr)
         for read in instr.reads:
             if read.dies:
                 if read.buffer not in self._live:
@@ -88,8 +88,8 @@ class _Play:
                 self._end(position, read.buffer)
         for buffer in instr.writes:
             self._write(position, instr, buffer)
-            if slot and buffer.kind is not Kind.PARAM:
-                self._take_slot(position, slot, buffer)
+            if pool and (isinstance(instr, Prefetch) or buffer.kind is Kind.STATE):
+                self._take_slot(position, pool, buffer)
 
     def end_body(self) -> None:
         """Checks what is left and counts its steps down by one."""
@@ -114,12 +114,11 @@ class _Play:
 
     def _explain(self, position: int, buffer: Buffer) -> None:
         """A read of what does not live: the state at the start, or a fault."""
-        known = (buffer.place, buffer.subject) in self._given
-        if buffer.kind is Kind.STATE and buffer.step == 0 and known:
-            twins = {b.place: b for b in self._live if _is_twin(b, buffer)}
-            if buffer not in self._died and not twins:
-                self._live[buffer] = position
-                return
+        place_group = (buffer.place, buffer.subject)
+        if buffer.kind is Kind.STATE and place_group in self._given:
+            self._given.remove(place_group)
+            self._live[buffer] = position
+            return
         if buffer in self._died:
             self._faults.at(
                 position,
@@ -164,12 +163,12 @@ class _Play:
 
     def _count(self, buffer: Buffer, change: int) -> None:
         """Counts live microbatches by stage."""
-        if buffer.kind not in (Kind.RES, Kind.ACT) or buffer.microbatch is None:
+        if buffer.kind is not Kind.RES and buffer.kind is not Kind.ACT:
             return
         key = (buffer.kind, buffer.place, buffer.microbatch)
         before = self._held[key]
         self._held[key] += change
-        total = (buffer.kind, buffer.place, -1)
+        total = (buffer.kind, buffer.place, None)
         self._held[total] += bool(self._held[key]) - bool(before)
         is_res = buffer.kind is Kind.RES
         peaks = self.peaks.residuals if is_res else self.peaks.activations
@@ -212,7 +211,3 @@ class _Play:
                 buffer,
             )
         self.peaks.slots[pool] = max(self.peaks.slots[pool], used)
-
-
-def _is_twin(a: Buffer, b: Buffer) -> bool:
-    return (a.kind, a.place, a.subject, a.step) == (b.kind, b.place, b.subject, b.step)

@@ -1,4 +1,4 @@
-"""Each layer runs forward and backward exactly once for each microbatch, on its stage."""
+"""Each layer runs forward and backward exactly once for each microbatch."""
 
 from collections import Counter
 
@@ -21,22 +21,24 @@ PARTS = {
 def check_layers(plan: Plan, chain: Chain, faults: Faults) -> None:
     """The stages of each replica hold all layers, each once and in order."""
     for r, replica in enumerate(plan.replicas):
-        bounds = [0]
-        for stage in replica.stages:
-            start, stop = stage.layers
-            parts = (sum(stage.segments), min(stage.segments, default=0))
-            if start != bounds[-1] or stop <= start or parts[0] != stage.num_layers:
-                break
-            bounds.append(stop)
-        else:
-            if bounds[-1] == len(chain.layers):
-                continue
-        spans = " ".join("{}-{}".format(*stage.layers) for stage in replica.stages)
-        faults.missing(
-            f"The stages of replica r{r} hold layers {spans}; the chain has layers "
-            f"0-{len(chain.layers)}. Each layer sits in exactly one stage, in order, and "
-            "a stage's segments sum to its layers."
-        )
+        held = [
+            layer
+            for stage in replica.stages
+            for segment in range(len(stage.segments))
+            for layer in range(*stage.segment_layers(segment))
+        ]
+        empty = any(stage.num_layers < 1 for stage in replica.stages)
+        short = any(min(stage.segments) < 1 for stage in replica.stages)
+        if held != list(range(len(chain.layers))) or empty or short:
+            stages = " ".join(
+                f"{stage.layers[0]}-{stage.layers[1]}" for stage in replica.stages
+            )
+            faults.missing(
+                f"The stages of replica r{r} hold layers {stages} (first and the one "
+                f"past the last); the chain has {len(chain.layers)} layers. Each layer "
+                "sits in exactly one stage, in order, no stage or segment is empty, "
+                "and a stage's segments sum to its layers."
+            )
 
 
 def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
@@ -73,7 +75,7 @@ def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
     late = [run for run, count in due.items() if count]
     if late:
         faults.missing(
-            f"{_name(late[0])} never runs ({len(late)} of {len(due)} runs are missing). "
+            f"{_name(late[0])} never runs ({len(late)} of {len(due)} are missing). "
             "Each layer runs forward and, in training, backward exactly once for each "
             "microbatch of a step."
         )
@@ -92,8 +94,8 @@ def check_loads(program: Program, facts: Facts, faults: Faults) -> None:
             if due[instr.replica, instr.microbatch] < 0:
                 faults.at(
                     position,
-                    f"Replica r{instr.replica} loads microbatch {instr.microbatch} once "
-                    "too often. The plan's microbatches are loaded once each.",
+                    f"Replica r{instr.replica} loads microbatch {instr.microbatch} "
+                    "once too often. The plan's microbatches are loaded once each.",
                 )
     late = [load for load, count in due.items() if count]
     if late:

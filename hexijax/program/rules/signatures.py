@@ -1,15 +1,14 @@
 """Forwards, Backwards and copies read and write what their kind says, and no more."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable
 
+from hexijax.plan.plan import Place
 from hexijax.program import names
 from hexijax.program.program import (
     Backward,
     Buffer,
     Forward,
-    Instruction,
     Kind,
     Memory,
     Part,
@@ -25,6 +24,8 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
     """Every instruction of every section that the plan alone determines."""
     for position, instr in enumerate(program):
         match instr:
+            case Forward() | Backward() if _key(instr) not in facts.segments:
+                faults.at(position, f"The plan has no segment g{instr.segment} there.")
             case Forward():
                 reads, writes = _forward(instr, facts)
             case Backward():
@@ -35,11 +36,10 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
                 reads, writes = [instr.buffer], [_twin(instr.buffer)]
             case _:
                 continue
-        shift = min((b.step for b in instr.writes), default=0)
+        shift = 0
         if isinstance(instr, Forward | Backward):
+            shift = min((b.step for b in instr.writes), default=0)
             _check_grads(position, instr, facts, faults)
-        else:
-            shift = 0
         _compare(
             position, "read", (r.buffer for r in instr.reads), reads, shift, faults
         )
@@ -67,7 +67,8 @@ def _backward(instr: Backward, facts: Facts) -> tuple[list[Buffer], list[Buffer]
     microbatches = range(*instr.microbatches)
     if instr.part is Part.WEIGHT:
         return [names.weight_res(place, instr.segment, m) for m in microbatches], []
-    reads, writes = _inputs(instr, facts), []
+    reads = _inputs(instr, facts)
+    writes: list[Buffer] = []
     reads += [names.res(place, instr.segment, m) for m in microbatches]
     if facts.segments[place, instr.segment].is_last:
         reads.append(names.seed(place))
@@ -92,7 +93,7 @@ def _inputs(instr: Forward | Backward, facts: Facts) -> list[Buffer]:
 
 
 def _check_grads(
-    position: int, instr: Instruction, facts: Facts, faults: Faults
+    position: int, instr: Forward | Backward, facts: Facts, faults: Faults
 ) -> None:
     """A Backward adds to one gradient of each of its groups, and to no other."""
     before = {r.buffer.subject: r.buffer for r in instr.reads if _is_grad(r.buffer)}
@@ -102,9 +103,9 @@ def _check_grads(
     if set(after) != set(groups) or not set(before) <= set(groups):
         faults.at(
             position,
-            f"It writes gradients of {_list(after)} where its segment has the parameter "
-            f"groups {_list(groups)}. A backward (not its input part) adds to the "
-            "gradient of each of its groups, and a forward to none.",
+            f"It writes gradients of {_list(after)} where its segment has the "
+            f"parameter groups {_list(groups)}. A backward (not its input part) adds "
+            "to the gradient of each of its groups, and a forward to none.",
         )
     for group, buffer in after.items():
         count = buffer.microbatch or 0
@@ -129,18 +130,23 @@ def _compare(
     shift: int,
     faults: Faults,
 ) -> None:
-    actual = Counter(b for b in found if not _is_grad(b))
-    wanted = Counter(
+    actual = [b for b in found if not _is_grad(b)]
+    wanted = {
         dataclasses.replace(b, step=b.step + shift) if shift else b for b in expected
-    )
-    if actual == wanted:
+    }
+    if len(actual) == len(wanted) and wanted.issuperset(actual):
         return
-    for buffer in actual - wanted:
-        faults.at(
-            position, f"It must not {verb} {buffer}, or not more than once.", buffer
-        )
-    for buffer in wanted - actual:
-        faults.at(position, f"It must {verb} {buffer} and does not.")
+    for i, buffer in enumerate(actual):
+        if buffer not in wanted or buffer in actual[:i]:
+            faults.at(
+                position, f"It must not {verb} {buffer}, or not more than once.", buffer
+            )
+    missing = next(buffer for buffer in wanted if buffer not in actual)
+    faults.at(position, f"It must {verb} {missing} and does not.")
+
+
+def _key(instr: Forward | Backward) -> tuple[Place, int]:
+    return instr.place, instr.segment
 
 
 def _is_grad(buffer: Buffer) -> bool:

@@ -33,7 +33,7 @@ def check_sync(program: Program, facts: Facts, faults: Faults) -> None:
 def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
     last: dict[tuple[Place, str], Buffer] = {}
     seen: set[str] = set()
-    for position, instr in numbered(program):
+    for _, instr in numbered(program):
         for buffer in instr.writes:
             if buffer.kind is Kind.GRAD and buffer.microbatch is not None:
                 last[buffer.place, buffer.subject] = buffer
@@ -102,8 +102,8 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
             chunks = done.get((group.group, home), [])
             if not chunks or sorted(chunks) != list(range(len(chunks))):
                 faults.missing(
-                    f"Group {group.group} has updates {chunks} at its home {home}. Each "
-                    "home updates its boxes once a step, in chunks counted from 0."
+                    f"Group {group.group} has updates {chunks} at its home {home}. "
+                    "Each home updates its boxes once a step, in chunks counted from 0."
                 )
 
 
@@ -174,7 +174,7 @@ def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
         if set(instr.writes) != writes or HOST not in instr.members:
             faults.at(
                 position,
-                f"It must write Scalar {instr.name} at each member, the host among them.",
+                f"It must write Scalar {instr.name} at each member; the host is one.",
             )
     if due:
         faults.missing(f"The body never agrees on {' and '.join(sorted(due))}.")

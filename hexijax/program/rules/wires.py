@@ -1,14 +1,12 @@
-"""Sends and receives match one to one, and carry a value unchanged to where it is due."""
+"""Sends and receives match one to one, and carry a value unchanged."""
 
 from typing import TypeVar
 
-from hexijax.program.program import Buffer, Kind, Program, Recv, Send
+from hexijax.program.program import SECTIONS, Buffer, Kind, Program, Recv, Send
 from hexijax.program.rules.facts import numbered
 from hexijax.program.rules.fault import Faults
 
 End = TypeVar("End", Send, Recv)
-
-SECTIONS = ("prologue", "body", "drain")
 
 
 def check_wires(program: Program, faults: Faults) -> None:
@@ -62,8 +60,8 @@ def _match(send: Send, position: int, recv: Recv, faults: Faults) -> None:
     if (send.source, send.target) != (recv.source, recv.target):
         faults.at(
             position,
-            f"The Send of t{send.tag} goes from {send.source} to {send.target}, its Recv "
-            f"from {recv.source} to {recv.target}.",
+            f"The Send of t{send.tag} goes from {send.source} to {send.target}, its "
+            f"Recv from {recv.source} to {recv.target}.",
         )
     if value.place != send.source or landed.place != recv.target:
         faults.at(

@@ -18,7 +18,8 @@ SCHEDULES: Mapping[Schedule, Callable[[Sequence[int], int], tuple[Stream, ...]]]
     Schedule.GPIPE: gpipe,
     Schedule.INTERLEAVED: interleaved,
 }
-"""Each takes the device set of every stage, numbered as they come, and the microbatches."""
+"""Each takes the device set of every stage, numbered as they come, and how many
+microbatches there are."""
 
 
 def schedule_replica(

@@ -1,9 +1,10 @@
 """Several stages a device set, taken in turn: a smaller bubble for more sends.
 
-Stage k runs on device set k mod S, as Megatron's virtual stages do. Microbatches pass in
-groups: a group runs through a set's first stage, then its second, and so on. Megatron
-asks for groups of exactly S; here any number divides into groups as even as can be, none
-smaller than S, as a smaller one stalls or deadlocks. With fewer than S there is one group.
+Stage k runs on device set k mod S, as Megatron's virtual stages do. Microbatches pass
+in groups: a group runs through a set's first stage, then its second, and so on.
+Megatron asks for groups of exactly S; here any number divides into groups as even as
+can be, none smaller than S, as a smaller one stalls or deadlocks. Fewer than S are one
+group.
 """
 
 from collections.abc import Sequence
