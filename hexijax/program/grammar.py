@@ -1,8 +1,8 @@
 """How instructions are written: the one table behind the text and the JSON form.
 
-opcode, then its terms, then `: reads -> writes`
+A line is the opcode, its terms, and ``: reads -> writes``:
 
-forward r0.s1 g0 #2 : Param[r0.s1 l4] Act[r0.s1 L4 #2]! -> Act[r0.s1 L6 #2]
+    forward r0.s1 g0 #2 : Param[r0.s1 l4] Act[r0.s1 L4 #2]! -> Act[r0.s1 L6 #2]
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from typing import Any
 
 from hexijax.plan.plan import Place
 from hexijax.program.program import (
+    PLAIN,
     Agree,
     Backward,
     Buffer,
@@ -32,10 +33,10 @@ from hexijax.program.program import (
     Snapshot,
     Update,
     WriteBack,
+    word,
 )
 
 NUMBER = r"[0-9]{1,9}"
-PLAIN = r"[\w./+*-]+"
 QUOTED = r'"(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"'
 WORD = rf"(?:{PLAIN}|{QUOTED})"
 SUBJECT = rf"(?:{PLAIN}(?: {PLAIN})*|{QUOTED})"
@@ -45,11 +46,6 @@ BUFFER = re.compile(
 )
 
 Parse = Callable[[str], Any]
-
-
-def word(name: str) -> str:
-    """A name as one word, quoted as in JSON where it is not a plain one."""
-    return name if re.fullmatch(PLAIN, name) else json.dumps(name)
 
 
 def unquoted(text: str) -> str:

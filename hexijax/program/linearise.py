@@ -12,7 +12,7 @@ first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.clock import Clock
@@ -39,6 +39,7 @@ RANKS: dict[type[Instruction], int] = {
 }
 
 
+@runtime_checkable
 class Costs(Protocol):
     """How long instructions take."""
 

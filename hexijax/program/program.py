@@ -24,13 +24,18 @@ SECTIONS = ("prologue", "body", "drain")
 HOST = Place("host")
 """Where the weight of a step is known and its metrics arrive."""
 
-PLAIN_NAME = re.compile(r"[\w./+*-]+(?: [\w./+*-]+)*")
-"""A name that stands in the text as it is; any other is quoted as in JSON."""
+PLAIN = r"[\w./+*-]+"
+"""A word that stands in the text as it is; any other is quoted as in JSON."""
 
 
-def quoted(name: str) -> str:
-    """The name as the text form writes it."""
-    return name if PLAIN_NAME.fullmatch(name) else json.dumps(name)
+def word(name: str) -> str:
+    """A name as one word of the text form."""
+    return name if re.fullmatch(PLAIN, name) else json.dumps(name)
+
+
+def words(name: str) -> str:
+    """A name that may be several words."""
+    return name if re.fullmatch(rf"{PLAIN}(?: {PLAIN})*", name) else json.dumps(name)
 
 
 class ProgramError(UserError):
@@ -86,7 +91,7 @@ class Buffer:
     """Prefetch and WriteBack copy a buffer to its twin in the other memory."""
 
     def __str__(self) -> str:
-        name = f"{quoted(self.place)} {quoted(self.subject)}"
+        name = f"{word(self.place)} {words(self.subject)}"
         mb = "" if self.microbatch is None else f" #{self.microbatch}"
         memory = "" if self.memory is Memory.DEVICE else f"~{self.memory}"
         step = f"@{self.step}" if self.step else ""

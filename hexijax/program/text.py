@@ -14,7 +14,7 @@
 import re
 
 from hexijax.plan.plan import Place
-from hexijax.program.grammar import TERMS, is_left_out, opcode, word
+from hexijax.program.grammar import TERMS, is_left_out, opcode
 from hexijax.program.parse import parse
 from hexijax.program.program import (
     FORMAT_VERSION,
@@ -24,6 +24,7 @@ from hexijax.program.program import (
     Instruction,
     Part,
     Program,
+    word,
 )
 
 __all__ = ["by_stage", "line", "parse", "render"]
