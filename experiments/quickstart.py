@@ -29,9 +29,9 @@ def experiment(
     vocab_size: int = 256,
     width: int = 128,
     depth: int = 6,
-    length: int = 128,
-    steps: int = 300,
-    peak_rate: float = 3e-3,
+    length: int = 64,
+    steps: int = 120,
+    peak_rate: float = 4e-3,
 ) -> Experiment:
     """The quickstart.
 

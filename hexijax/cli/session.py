@@ -81,6 +81,7 @@ def read_cluster(file: Path) -> Cluster:
 
 def trace_chain(experiment: Experiment) -> Chain:
     """The experiment's model as layers, on shapes alone."""
+    from hexijax.layers.loss import ModelLoss
     from hexijax.layers.trace import trace_model
     from hexijax.runtime.engine import abstract_params
 
@@ -89,8 +90,11 @@ def trace_chain(experiment: Experiment) -> Chain:
             f"The experiment {experiment.name!r} has no data. Give it a Data, such as "
             "hexijax.data.TextBytes()."
         )
+    loss = experiment.loss
+    if isinstance(loss, ModelLoss):  # cuDNN's attention cannot be traced without a GPU
+        loss = loss.variant(dtype=experiment.dtype, attention="xla")
     model = trace_model(
-        experiment.loss,
+        loss,
         abstract_params(experiment),
         next(experiment.data.batches(1)),
         microbatch_size=1,
@@ -141,14 +145,14 @@ def _read_plan(file: Path, session: Session, chain: Chain) -> Plan:
     if plan.batch_size != wanted:
         raise PlanError(
             f"The plan {file} is for batches of {plan.batch_size} samples, and "
-            f"{session.experiment.name} asks for {wanted}. Batches are exact under every "
-            f"plan: --set batch_size={plan.batch_size}, or plan again."
+            f"{session.experiment.name} asks for {wanted}. Batches are exact under "
+            f"every plan: --set batch_size={plan.batch_size}, or plan again."
         )
     return plan
 
 
 def _options(experiment: Experiment) -> PlanOptions:
-    """What the optimizer asks of the plan: how much state, and whether it may be cut."""
+    """What the optimizer asks of a plan: how much state, and whether it is cut."""
     import jax
 
     from hexijax.runtime.engine import abstract_params
