@@ -11,6 +11,7 @@ Every value depends on a set of sources: parameters, batch arrays, random keys.
 import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -139,28 +140,26 @@ class Equations:
         return uses
 
     @functools.cached_property
-    def crossing_bytes(self) -> list[int]:
-        """Bytes of live values that cross the place before each equation."""
+    def last_read(self) -> Mapping[Any, int]:
+        """Index of the last live equation that reads a value; outputs are read last."""
         last: dict[Any, int] = {}
         for i in self.live:
             last.update(dict.fromkeys(jaxprs.variables(self.eqns[i].invars), i))
-        end = len(self.eqns)
-        last.update(dict.fromkeys(jaxprs.variables(self.outputs.values()), end))
-        change = [0] * (end + 2)
+        outputs = jaxprs.variables(self.outputs.values())
+        return last | dict.fromkeys(outputs, len(self.eqns))
+
+    @functools.cached_property
+    def crossing_bytes(self) -> list[int]:
+        """Bytes of live values that cross the place before each equation."""
+        change = [0] * (len(self.eqns) + 2)
         for i in self.live:
             for v in self.eqns[i].outvars:
-                if v in last:
+                if v in self.last_read:
                     change[i + 1] += jaxprs.num_bytes(v.aval)
-                    change[last[v] + 1] -= jaxprs.num_bytes(v.aval)
-        total, crossing = 0, []
-        for delta in change[: end + 1]:
-            total += delta
-            crossing.append(total)
-        return crossing
+                    change[self.last_read[v] + 1] -= jaxprs.num_bytes(v.aval)
+        return list(itertools.accumulate(change[:-1]))
 
     def border(self, cut: int) -> tuple[Any, ...]:
         """Live values made before ``cut`` and read at or after it, by time of birth."""
-        later = [v for i in self.live if i >= cut for v in self.eqns[i].invars]
-        read = set(jaxprs.variables([*later, *self.outputs.values()]))
-        made = [v for i in self.live if i < cut for v in self.eqns[i].outvars]
-        return tuple(v for v in made if v in read)
+        made = (v for i in self.live if i < cut for v in self.eqns[i].outvars)
+        return tuple(v for v in made if self.last_read.get(v, -1) >= cut)

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,11 @@ from hexijax import compat
 
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 """Call primitives that mean nothing but 'run these equations'."""
+
+
+def words(text: str) -> frozenset[str]:
+    """A set of names, written as one text."""
+    return frozenset(text.split())
 
 
 def variables(atoms: Iterable[Any]) -> list[Any]:
@@ -100,13 +105,14 @@ def forwarded(jaxpr: Any) -> list[int | None]:
 _FORWARDING = INLINED | {"checkpoint", "remat", "remat2"}
 
 
-def canonical_text(closed: core.ClosedJaxpr, *, with_consts: bool = True) -> str:
+def canonical_text(closed: core.ClosedJaxpr, *, literals: bool = True) -> str:
     """Text that is equal for programs that compute the same on the same shapes.
 
     Variables are numbered in order, functions named without their address. It costs
-    microseconds an equation, where JAX's own printer costs milliseconds.
+    microseconds an equation, where JAX's own printer costs milliseconds. Without
+    ``literals``, programs are equal that differ in numbers alone.
     """
-    return "\n".join(_lines(closed, with_consts))
+    return "\n".join(_lines(closed, literals))
 
 
 def digest(*texts: str) -> str:
@@ -114,22 +120,24 @@ def digest(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
-def _lines(closed: core.ClosedJaxpr, with_consts: bool) -> list[str]:
+def _lines(closed: core.ClosedJaxpr, literals: bool) -> list[str]:
     jaxpr, number = closed.jaxpr, {}
 
     def name(atom: Any) -> str:
         if is_literal(atom):
-            return f"{atom.val!r}:{_type(atom.aval)}"
+            return f"{repr(atom.val) if literals else ''}:{_type(atom.aval)}"
         if atom not in number:
             number[atom] = len(number)
         return str(number[atom])
 
     lines = [" ".join(f"{name(v)}:{_type(v.aval)}" for v in compat.all_invars(closed))]
-    if with_consts:
+    if literals:
         lines += [value_text(const) for const in closed.consts]
     for eqn in jaxpr.eqns:
         outs = " ".join(f"{name(v)}:{_type(v.aval)}" for v in eqn.outvars)
-        params = " ".join(f"{k}={_param(v)}" for k, v in sorted(eqn.params.items()))
+        params = " ".join(
+            f"{k}={_param(v, literals)}" for k, v in sorted(eqn.params.items())
+        )
         ins = " ".join(map(name, eqn.invars))
         lines.append(f"{outs} = {eqn.primitive.name}[{params}] {ins}")
     return [*lines, " ".join(map(name, jaxpr.outvars))]
@@ -140,14 +148,14 @@ def _type(aval: Any) -> str:
     return f"{getattr(aval, 'dtype', aval)}{weak}{list(getattr(aval, 'shape', ()))}"
 
 
-def _param(value: Any) -> str:
+def _param(value: Any, literals: bool) -> str:
     if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-        return "{" + "; ".join(_lines(compat.as_closed(value), True)) + "}"
+        return "{" + "; ".join(_lines(compat.as_closed(value), literals)) + "}"
     if isinstance(value, list | tuple):
-        return "(" + ", ".join(map(_param, value)) + ")"
+        return "(" + ", ".join(_param(v, literals) for v in value) + ")"
     if isinstance(value, np.ndarray | jax.Array):
         return value_text(value)
-    if isinstance(value, Callable) and hasattr(value, "__qualname__"):
+    if callable(value) and hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
     return _ADDRESS.sub("", str(value))
 

@@ -99,6 +99,16 @@ class Segment:
         kept = (trace.given, trace.derived, trace.kept, code.wiring())
         return jaxprs.digest(*texts, repr(wiring), repr(kept))
 
+    @property
+    def residuals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What ``forward`` keeps."""
+        return self._trace.residuals
+
+    @property
+    def backward_program(self) -> core.ClosedJaxpr:
+        """(all residuals, seeds) -> gradients: for counting."""
+        return self._trace.backward
+
     def evaluate(
         self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
     ) -> Any:
@@ -338,6 +348,12 @@ class _Trace:
     rederive: jaxprs.Piece
     kept: tuple[int, ...]
     """Residuals that travel from forward to backward."""
+
+    @property
+    def residuals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes of what is kept."""
+        made = self.forward.jaxpr.outvars[self.num_out :]
+        return tuple(jaxprs.struct(made[i].aval) for i in self.kept)
 
     def rederive_inputs(self, given: Sequence[Any]) -> list[Any]:
         """What ``rederive`` reads: inputs of the forward and its constants."""

@@ -1,0 +1,99 @@
+"""What a layer costs, per sample: operations, bytes, and what each remat policy keeps.
+
+Backward costs and kept bytes are read off the differentiated program. Equal layers (the
+same equations on the same shapes, whatever numbers stand in them) are measured once.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hexijax.layers import count, jaxprs, pieces
+from hexijax.layers.chain import Remat
+from hexijax.layers.equations import Equations
+
+if TYPE_CHECKING:
+    from hexijax.layers.trace import TracedModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The costs of a layer, as `chain.Layer` has them."""
+
+    signature: str
+    batch: tuple[str, ...]
+    forward_flops: float
+    backward_flops: float
+    forward_bytes: float
+    border_bytes: int
+    activation_bytes: Mapping[Remat, int]
+
+
+def layer_figures(model: "TracedModel", layer: int) -> Figures:
+    """The costs of one layer."""
+    layering = model.layering
+    equations, body = layering.equations, layering.bodies[layer]
+    reads = layering.reads(layer, layer + 1)
+    h = pieces.param_prelude(equations, reads)
+    k = pieces.batch_prelude(equations, reads)
+    run = jaxprs.Piece(equations.closed, body.reads, body.makes, body.eqns)
+    texts = [jaxprs.canonical_text(p.closed, literals=False) for p in (h, k, run)]
+    border_in, border_out = layering.borders[layer], layering.borders[layer + 1]
+    edges = [str(v.aval) for v in (*border_in, *border_out)]
+    signature = jaxprs.digest(*texts, *edges)
+    if signature not in model.measured:
+        model.measured[signature] = _measure(model, layer, signature, h, k, run)
+    batch = tuple(name for v, name in equations.batch.items() if v in k.invars)
+    return dataclasses.replace(model.measured[signature], batch=batch)
+
+
+def _measure(
+    model: "TracedModel",
+    layer: int,
+    signature: str,
+    h: jaxprs.Piece,
+    k: jaxprs.Piece,
+    run: jaxprs.Piece,
+) -> Figures:
+    samples = model.microbatch_size
+    plain = model.segment(layer, layer + 1, (Remat.NONE,))
+    prelude = count.program_cost(h.closed.jaxpr)
+    parts = [count.program_cost(p.closed.jaxpr) for p in (k, run)]
+    forward = functools.reduce(operator.add, parts, prelude)
+    backward = count.program_cost(plain.backward_program.jaxpr)
+    is_last = layer + 1 == len(model.layering)
+    border = () if is_last else model.layering.borders[layer + 1]
+    entry = sum(jaxprs.num_bytes(v.aval) for v in model.layering.borders[layer])
+
+    def kept_bytes(remat: Remat) -> int:
+        segment = model.segment(layer, layer + 1, (remat,))
+        kept = sum(map(jaxprs.num_bytes, segment.residuals))
+        # What came in over the border stays until the backward, whoever holds it.
+        return _each(kept + entry, samples)
+
+    return Figures(
+        signature=signature,
+        batch=(),
+        forward_flops=forward.flops / samples,
+        # The prelude is linear as a rule: its transpose costs what it costs.
+        backward_flops=(backward.flops + prelude.flops) / samples,
+        forward_bytes=forward.num_bytes / samples,
+        border_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in border), samples),
+        activation_bytes={remat: kept_bytes(remat) for remat in Remat},
+    )
+
+
+def _each(num_bytes: int, samples: int) -> int:
+    """Bytes of one sample, rounded up: a microbatch must not be promised too little."""
+    return -(-num_bytes // samples)
+
+
+def compute_dtype(equations: Equations) -> str:
+    """Dtype of most operations in matrix products."""
+    cost = functools.reduce(
+        operator.add, map(count.equation_cost, equations.eqns), count.NOTHING
+    )
+    by_dtype = cost.matmul_flops
+    return max(by_dtype, key=lambda dtype: by_dtype[dtype], default="float32")
