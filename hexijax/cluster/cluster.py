@@ -9,7 +9,6 @@ import collections
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,16 +73,12 @@ class Cluster:
         check_links(nodes, devices, self.links)
 
     @classmethod
-    def from_toml(cls, source: str | os.PathLike[str]) -> "Cluster":
+    def from_toml(cls, source: toml.Source) -> "Cluster":
         """The cluster in a TOML file, or in TOML text.
 
         A path object is a file; so is a one-line ``str`` that ends in ``.toml``.
         """
-        if isinstance(source, str) and not _is_path(source):
-            raw, name, folder = toml.loads(source, source="cluster"), "cluster", Path()
-        else:
-            path = Path(source)
-            raw, name, folder = toml.load(path), path.name, path.parent
+        raw, name, folder = toml.load(source, called="cluster")
         place = Place(source=name, form=Form.FILE)
         return cls._made(read_parts(raw, place, folder), place)
 
@@ -109,10 +104,10 @@ class Cluster:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def with_profiles(self, path: str | os.PathLike[str]) -> "Cluster":
-        """The cluster with the figures of a profile file over its own."""
+    def with_profiles(self, source: toml.Source) -> "Cluster":
+        """The cluster with the figures of a profile file (or text) over its own."""
         mine = {profile.kind: profile for profile in self.profiles}
-        measured = load_profiles(Path(path), {**catalog.profiles(), **mine})
+        measured = load_profiles(source, {**catalog.profiles(), **mine})
         return dataclasses.replace(self, profiles=tuple((mine | measured).values()))
 
     def device(self, name: str) -> Device:
@@ -210,8 +205,3 @@ class Cluster:
             profiles=self.profiles,
             form=form,
         )
-
-
-def _is_path(source: str) -> bool:
-    """A string that is the path of a file and not the text of one."""
-    return "\n" not in source and source.endswith(".toml")

@@ -66,11 +66,12 @@ def write_parts(
 
 
 def load_profiles(
-    path: Path, known: Mapping[str, DeviceProfile]
+    source: toml.Source, known: Mapping[str, DeviceProfile]
 ) -> dict[str, DeviceProfile]:
     """The kinds of a profile file, over those already known."""
-    place = Place(source=path.name, form=Form.FILE)
-    table = _versioned(toml.load(path), ("format", "kinds"), place)
+    raw, name, _ = toml.load(source, called="profile")
+    place = Place(source=name, form=Form.FILE)
+    table = _versioned(raw, ("format", "kinds"), place)
     return read_kinds(table.get("kinds", {}), place.at("kinds"), known)
 
 

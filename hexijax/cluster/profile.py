@@ -5,7 +5,16 @@ from collections.abc import Mapping
 
 from hexijax.cluster.errors import ClusterError
 from hexijax.cluster.record import Key, Record
-from hexijax.cluster.units import BANDWIDTH, CLOCK, MEMORY, PEAK, POWER, PRICE, whole
+from hexijax.cluster.units import (
+    BANDWIDTH,
+    CLOCK,
+    MEMORY,
+    MEMORY_OR_NONE,
+    PEAK,
+    POWER,
+    PRICE,
+    whole,
+)
 from hexijax.cluster.values import NAME, Choice, Flag, ListOf, MapOf, Row, Scalar, Text
 
 VENDORS = ("nvidia", "amd", "google", "huawei", "cpu", "other")
@@ -148,7 +157,7 @@ PROFILE = Record(
         Key("kind", "kind", NAME),
         Key("vendor", "vendor", Choice(options=VENDORS)),
         Key("memory_gib", "nominal_memory_bytes", MEMORY),
-        Key("usable_memory_gib", "usable_memory_bytes", MEMORY),
+        Key("usable_memory_gib", "usable_memory_bytes", MEMORY_OR_NONE),
         Key("peak_tflops", "dense_flops_per_s", MapOf(keys=DTYPES, item=PEAK)),
         Key(
             "native_dtypes",

@@ -5,6 +5,7 @@ documents hold: tables of tables at the top, lists of tables, and inline tables 
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,9 +15,15 @@ from typing import Any
 
 from hexijax.cluster.errors import ClusterError
 
+Source = str | os.PathLike[str]
+"""A file's path, or TOML text: a ``str`` is a path if it is one line in ``.toml``."""
 
-def load(path: Path) -> dict[str, Any]:
-    """The document in a file."""
+
+def load(source: Source, *, called: str) -> tuple[dict[str, Any], str, Path]:
+    """A document, its name (``called`` if it is text), and the folder it is in."""
+    if isinstance(source, str) and ("\n" in source or not source.endswith(".toml")):
+        return loads(source, source=called), called, Path()
+    path = Path(source)
     try:
         text = path.read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
@@ -24,7 +31,7 @@ def load(path: Path) -> dict[str, Any]:
             f"{str(path)[:200]!r} cannot be read: {error}. Give the path of a TOML "
             "file in UTF-8, from here or from the file that names it."
         ) from None
-    return loads(text, source=path.name)
+    return loads(text, source=path.name), path.name, path.parent
 
 
 def loads(text: str, *, source: str) -> dict[str, Any]:

@@ -72,11 +72,12 @@ MEMORY = Quantity(
     unit="GiB",
     si_unit="bytes",
     scale=Decimal(2**30),
-    low=Decimal("0.001"),
+    low=Decimal("0.01"),
     high=Decimal(65_536),
     whole=True,
     hint=" One GiB is 1024 MiB, 2**30 bytes.",
 )
+MEMORY_OR_NONE = dataclasses.replace(MEMORY, low=Decimal(0))
 BANDWIDTH = Quantity(
     unit="GB/s",
     si_unit="bytes/s",
