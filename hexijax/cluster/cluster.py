@@ -153,13 +153,12 @@ class Cluster:
 
     def without(self, *names: str) -> "Cluster":
         """The cluster less some nodes or devices; the others keep their names."""
-        gone_nodes = {name for name in names if name in self._node_by_name}
-        gone = {name for name in names if name not in gone_nodes}
-        for name in gone - self._device_by_name.keys():
-            known = [*self._node_by_name, *self._device_by_name]
-            raise ClusterError(self._unknown("node or device", name, known))
-        gone |= {d.name for d in self.devices if d.node in gone_nodes}
-        left = {device.name for device in self.devices} - gone
+        known = [*self._node_by_name, *self._device_by_name]
+        for name in names:
+            if name not in known:
+                raise ClusterError(self._unknown("node or device", name, known))
+        gone = frozenset(names)
+        left = {d.name for d in self.devices if not {d.name, d.node} & gone}
         if not left:
             raise ClusterError(
                 f"cluster {self.name}: nothing is left without "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster, ClusterError
@@ -37,6 +37,7 @@ def test_every_cluster_round_trips(rng: random.Random):
     assert Cluster.from_json(data).fingerprint() == cluster.fingerprint()
 
 
+@settings(max_examples=40)
 @given(rng=RANDOM)
 def test_every_two_devices_are_joined_whoever_leaves(rng: random.Random):
     cluster = random_cluster(rng)
