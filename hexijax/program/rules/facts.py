@@ -34,6 +34,9 @@ class Facts:
     plan: Plan
     segments: Mapping[tuple[Place, int], Segment]
     groups: Mapping[str, GroupPlaces]
+    batch_places: Mapping[int, tuple[Place, ...]]
+    """Stages that a Load serves, by replica."""
+
     microbatches: Mapping[Place, int]
     """Microbatches a step of the replica that a stage belongs to."""
 
@@ -45,11 +48,8 @@ class Facts:
         cls, program: Program, plan: Plan, chain: Chain, *, whole_leaves: bool
     ) -> "Facts":
         """Facts of a plan; only whether it trains is read from the Program."""
-        with_batch = {
-            place
-            for r in range(len(plan.replicas))
-            for place in batch_places(plan, chain, r)
-        }
+        served = {r: batch_places(plan, chain, r) for r in range(len(plan.replicas))}
+        with_batch = {place for places in served.values() for place in places}
         segments = {
             (place, g): Segment(
                 layers=(layers := stage.segment_layers(g)),
@@ -68,6 +68,7 @@ class Facts:
             plan=plan,
             segments=segments,
             groups={g.group: g for g in places},
+            batch_places=served,
             microbatches={
                 place: count
                 for (place, _), count in zip(plan.stages(), counts, strict=True)

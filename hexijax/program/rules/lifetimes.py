@@ -16,6 +16,7 @@ from hexijax.program.program import (
     Buffer,
     Instruction,
     Kind,
+    Memory,
     Prefetch,
     Program,
     Update,
@@ -96,8 +97,8 @@ class _Play:
         left = list(self._live.items())
         self._live.clear()
         for buffer, position in left:
-            if buffer.place == HOST and buffer.kind is Kind.SCALAR:
-                continue
+            if buffer.place == HOST and buffer != names.WEIGHT:
+                continue  # a result of the step
             outlives = buffer.kind in (Kind.STATE, Kind.PARAM)
             if buffer.step == 0 and (not outlives or names.is_slice(buffer)):
                 self._faults.at(
@@ -162,8 +163,9 @@ class _Play:
         self._count(buffer, -1)
 
     def _count(self, buffer: Buffer, change: int) -> None:
-        """Counts live microbatches by stage."""
-        if buffer.kind is not Kind.RES and buffer.kind is not Kind.ACT:
+        """Counts microbatches that live on the devices of a stage."""
+        counted = buffer.kind is Kind.RES or buffer.kind is Kind.ACT
+        if not counted or buffer.memory is Memory.HOST:
             return
         key = (buffer.kind, buffer.place, buffer.microbatch)
         before = self._held[key]

@@ -1,4 +1,4 @@
-"""Forwards, Backwards and copies read and write what their kind says, and no more."""
+"""Loads, runs and copies read and write what their kind says, and no more."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -10,6 +10,7 @@ from hexijax.program.program import (
     Buffer,
     Forward,
     Kind,
+    Load,
     Memory,
     Part,
     Prefetch,
@@ -30,6 +31,8 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
                 reads, writes = _forward(instr, facts)
             case Backward():
                 reads, writes = _backward(instr, facts)
+            case Load() if instr.replica in facts.batch_places:
+                reads, writes = _load(instr, facts)
             case Prefetch():
                 reads, writes = [_twin(instr.buffer)], [instr.buffer]
             case WriteBack():
@@ -44,6 +47,17 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
             position, "read", (r.buffer for r in instr.reads), reads, shift, faults
         )
         _compare(position, "write", instr.writes, writes, shift, faults)
+
+
+def _load(instr: Load, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:
+    """The first of a step makes the weight, the first of a replica its seed."""
+    places = facts.batch_places[instr.replica]
+    writes = [names.batch(place, instr.microbatch) for place in places]
+    if instr.microbatch == 0 and facts.trains:
+        writes.append(names.seed(places[-1]))
+    if names.WEIGHT in instr.writes:
+        return [], [*writes, names.WEIGHT]
+    return [names.WEIGHT] * (instr.microbatch == 0), writes
 
 
 def _forward(instr: Forward, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:

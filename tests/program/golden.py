@@ -1,0 +1,85 @@
+"""Small plans and the Programs they become, as text to read.
+
+Write the files again after a wanted change: python -m tests.program.golden
+"""
+
+from pathlib import Path
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Place, Plan, Schedule, StateShare
+from hexijax.program.lower import StepRules, lower
+from hexijax.program.text import by_stage, render
+from tests.program.examples import make_chain, make_plan, make_stages
+
+FOLDER = Path(__file__).parent / "golden"
+
+CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
+    "1f1b": (
+        make_plan((make_stages([1, 1]), 3)),
+        make_chain(2),
+        StepRules(),
+        False,
+    ),
+    "gpipe_with_segments": (
+        make_plan(
+            (make_stages([2, 2], segments=[[1, 1], [2]]), 2), schedule=Schedule.GPIPE
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
+    "interleaved": (
+        make_plan(
+            (make_stages([1, 1, 1, 1], num_sets=2), 2), schedule=Schedule.INTERLEAVED
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
+    "tied_over_two_replicas_clipped": (
+        make_plan((make_stages([2, 1]), 2), (make_stages([3], prefix="b"), 1)),
+        make_chain(3, tied={"embed": [0, 2]}),
+        StepRules(clip=True),
+        False,
+    ),
+    "three_stages_beside_two": (
+        make_plan(
+            (make_stages([2, 1, 1]), 2), (make_stages([1, 3], prefix="b", tensor=2), 1)
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
+    "state_elsewhere": (
+        make_plan(
+            (make_stages([2]), 1),
+            state=(
+                StateShare(
+                    groups=("*",), shares={Place("a/0"): 1.0, Place("store/0"): 3.0}
+                ),
+            ),
+        ),
+        make_chain(2, sizes=[256, 256]),
+        StepRules(),
+        False,
+    ),
+    "evaluation": (
+        make_plan((make_stages([1, 1]), 2)),
+        make_chain(2),
+        StepRules(),
+        True,
+    ),
+}
+
+
+def golden_text(name: str) -> str:
+    """The picture by stages, and the Program."""
+    plan, chain, rules, evaluation = CASES[name]
+    program = lower(plan, chain, rules=rules, evaluation=evaluation)
+    return f"{by_stage(program)}\n\n{render(program)}"
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for case in CASES:
+        (FOLDER / f"{case}.txt").write_text(golden_text(case))

@@ -1,0 +1,84 @@
+"""Random plans that fit their chain: cuts, segments, ties, schedules, shares.
+
+Made from a seed inside the test: the type checks of our dataclasses draw random numbers
+of their own, which hypothesis forbids in its strategies.
+"""
+
+import random
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Place, Plan, Schedule, Stage, StateShare, stage_place
+from hexijax.program.lower import StepRules
+from tests.program.examples import make_chain, make_plan, make_stages
+
+
+def random_plan(
+    seed: int, *, max_layers: int = 64, max_microbatches: int = 12
+) -> tuple[Plan, Chain, StepRules]:
+    """One to three replicas over a chain; equal seeds give equal plans."""
+    rng = random.Random(seed)
+    chain = _chain(rng, max_layers)
+    schedule = rng.choice(list(Schedule))
+    replicas = [
+        (
+            _stages(rng, len(chain.layers), prefix, schedule),
+            rng.randint(1, max_microbatches),
+        )
+        for prefix in "abc"[: rng.randint(1, 3)]
+    ]
+    plan = make_plan(*replicas, schedule=schedule, state=_state(rng, chain, replicas))
+    return plan, chain, StepRules(clip=rng.random() < 0.5)
+
+
+def _chain(rng: random.Random, max_layers: int) -> Chain:
+    num_layers = rng.randint(1, max_layers)
+    tied = {
+        f"tied{i}": rng.sample(range(num_layers), rng.randint(1, min(4, num_layers)))
+        for i in range(rng.randint(0, 2))
+    }
+    rows = [rng.choice([3, 64, 256, 300]) for _ in range(num_layers)]
+    return make_chain(num_layers, tied=tied, sizes=rows)
+
+
+def _stages(
+    rng: random.Random, num_layers: int, prefix: str, schedule: Schedule
+) -> tuple[Stage, ...]:
+    """Stages of one replica; interleaved ones share device sets, mostly evenly."""
+    num_stages = rng.randint(1, min(8, num_layers))
+    splits = random_cut(rng, num_layers, num_stages)
+    num_sets = None
+    if schedule is Schedule.INTERLEAVED:
+        num_sets = rng.choice([n for n in range(1, 9) if num_stages % n == 0] + [3])
+    return make_stages(
+        splits,
+        prefix=prefix,
+        tensor=rng.choice([1, 2]),
+        lanes=rng.choice([1, 2]),
+        segments=[random_cut(rng, n, rng.randint(1, min(3, n))) for n in splits],
+        num_sets=num_sets,
+    )
+
+
+def random_cut(rng: random.Random, total: int, parts: int) -> list[int]:
+    """``total`` in ``parts`` whole numbers above 0."""
+    bounds = [0, *sorted(rng.sample(range(1, total), parts - 1)), total]
+    return [bounds[i + 1] - bounds[i] for i in range(parts)]
+
+
+def _state(
+    rng: random.Random, chain: Chain, replicas: list[tuple[tuple[Stage, ...], int]]
+) -> tuple[StateShare, ...]:
+    """Even, or of every other group by shares over stages, a device and a store."""
+    even = StateShare(groups=("*",), shares={})
+    places = [
+        stage_place(r, k)
+        for r, (stages, _) in enumerate(replicas)
+        for k in range(len(stages))
+    ]
+    places += [Place("store/0"), Place("a/0")]
+    chosen = rng.sample(places, rng.randint(1, min(4, len(places))))
+    shares = {place: float(rng.randint(0, 5)) for place in chosen}
+    if rng.random() < 0.5 or not any(shares.values()):
+        return (even,)
+    groups = tuple(group.name for group in chain.groups[::2])
+    return even, StateShare(groups=groups, shares=shares)
