@@ -128,6 +128,6 @@ def _exchange_s(chain: Chain, layer: Layer, mesh: MeshShape, samples: int) -> fl
     return ALL_REDUCES_A_PASS * all_reduce_s(mesh.link, mesh.tensor, border_bytes)
 
 
-def border_bytes_in(chain: Chain, num_bytes: float, dtype: str) -> int:
+def border_bytes_in(chain: Chain, num_bytes: int, dtype: str) -> int:
     """Activation bytes as traced, in another compute dtype."""
     return int(num_bytes * ITEM_BYTES[dtype] / ITEM_BYTES[chain.dtype])

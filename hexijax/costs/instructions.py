@@ -75,7 +75,7 @@ class PlanCosts:
             case Agree():
                 devices = [self.devices(place) for place in instruction.members]
                 hops = itertools.pairwise(devices)
-                return max((self._move_s(a, b, 4.0) for a, b in hops), default=0.0)
+                return max((self._move_s(a, b, 4) for a, b in hops), default=0.0)
             case _:
                 return 0.0
 
@@ -137,7 +137,9 @@ class PlanCosts:
     def _send_s(self, send: Send) -> float:
         moved = [r.buffer for r in send.reads if r.buffer.kind in (Kind.ACT, Kind.COT)]
         layers = [int(buffer.subject[1:]) for buffer in moved]
-        return sum(self.border_s(send.source, send.target, layer) for layer in layers)
+        return sum(
+            (self.border_s(send.source, send.target, layer) for layer in layers), 0.0
+        )
 
     def _sync_s(self, instruction: Gather | Reduce) -> float:
         """All bytes that leave one holder for another, over the slowest pair."""
@@ -148,7 +150,7 @@ class PlanCosts:
         else:
             pairs = [(m, h) for m in instruction.members for h in instruction.homes]
             item = GRAD_BYTES
-        num_bytes = size * item / len(instruction.homes)
+        num_bytes = size * item // len(instruction.homes)
         return max(
             (
                 self._move_s(self.devices(source), self.devices(target), num_bytes)
@@ -166,7 +168,7 @@ class PlanCosts:
         return CALL_S + size * per_param / profile.memory_bytes_per_s
 
     def _move_s(
-        self, sources: Sequence[str], targets: Sequence[str], num_bytes: float
+        self, sources: Sequence[str], targets: Sequence[str], num_bytes: int
     ) -> float:
         if not sources or not targets:
             return 0.0

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from hexijax.cluster import Cluster, LinkProfile
 
 
-def all_reduce_s(link: LinkProfile, members: int, num_bytes: float) -> float:
+def all_reduce_s(link: LinkProfile, members: int, num_bytes: int) -> float:
     """A ring: every member sends 2 (n - 1) pieces of 1/n of the bytes."""
     if members < 2:
         return 0.0
-    return 2 * (members - 1) * link.transfer_s(int(num_bytes / members))
+    return 2 * (members - 1) * link.transfer_s(num_bytes // members)
 
 
 def slowest_link(cluster: Cluster, devices: Sequence[str]) -> LinkProfile | None:
@@ -34,7 +34,7 @@ def slowest_link(cluster: Cluster, devices: Sequence[str]) -> LinkProfile | None
 
 
 def transfer_s(
-    cluster: Cluster, sources: Sequence[str], targets: Sequence[str], num_bytes: float
+    cluster: Cluster, sources: Sequence[str], targets: Sequence[str], num_bytes: int
 ) -> float:
     """Seconds to move an array that is spread over ``sources`` to ``targets``.
 
@@ -49,4 +49,4 @@ def transfer_s(
     link = cluster.link(source, target)
     one_node = cluster.device(source).node == cluster.device(target).node
     ways = min(len(sources), len(targets)) if one_node else 1
-    return link.transfer_s(int(num_bytes / ways))
+    return link.transfer_s(num_bytes // ways)

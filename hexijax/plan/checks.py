@@ -201,9 +201,14 @@ def check_state(plan: Plan, chain: Chain, cluster: Cluster) -> None:
 def check_memory(plan: Plan, chain: Chain, cluster: Cluster) -> None:
     """What the plan promises fits what each device has."""
     del chain
-    if plan.prediction is None:
-        return
-    for name, promised in plan.prediction.memory_bytes.items():
+    known = {device.name for device in cluster.devices}
+    promises = plan.prediction.memory_bytes if plan.prediction else {}
+    for name, promised in promises.items():
+        if name not in known:
+            raise PlanError(
+                f"The plan predicts the memory of {name!r}, which is no device of "
+                f"{cluster.name}.{did_you_mean(name, known)}"
+            )
         usable = cluster.device(name).usable_memory_bytes
         if promised > usable:
             raise PlanError(

@@ -8,10 +8,11 @@ so the earliest deadline with room for the batch is found by bisection over the 
 there are.
 """
 
-import bisect
 import dataclasses
-import math
 from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,24 +32,10 @@ class BatchOption:
         """When the last of some microbatches is through."""
         return self.first_s + (microbatches - 1) * self.next_s
 
-    def capacity(self, deadline_s: float, most: int) -> int:
-        """Most microbatches that end in time, up to ``most``; by ``end_s`` itself."""
-        ends = _Ends(self, most)
-        return bisect.bisect_right(ends, deadline_s)
-
-
-class _Ends(Sequence[float]):
-    """Ends of 1, 2, ... microbatches, computed where they are looked at."""
-
-    def __init__(self, option: BatchOption, most: int) -> None:
-        self._option = option
-        self._most = most
-
-    def __len__(self) -> int:
-        return self._most
-
-    def __getitem__(self, index: int) -> float:  # pyrefly: ignore
-        return self._option.end_s(index + 1)
+    def ends_s(self, batch_size: int) -> Float[np.ndarray, " microbatches"]:
+        """When 1, 2, ... microbatches are through, up to the whole batch."""
+        most = -(-batch_size // self.size)
+        return self.first_s + np.arange(most) * self.next_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,10 +63,10 @@ def split_batch(
     """
     if batch_size < len(replicas) or not all(replicas):
         return None
-    deadline_s = _deadline_s(batch_size, replicas)
-    rooms = [_room(options, deadline_s, batch_size) for options in replicas]
+    rooms = _Rooms(batch_size, replicas)
+    deadline_s = rooms.deadline_s()
     # A replica with room beyond its part gives back to end earlier: fill in proportion.
-    samples = _fill(batch_size, [room for room, _ in rooms])
+    samples = _fill(batch_size, rooms.at(deadline_s))
     return tuple(
         _share(options, deadline_s, count)
         for options, count in zip(replicas, samples, strict=True)
@@ -96,48 +83,44 @@ def end_s(
     )
 
 
-def _deadline_s(batch_size: int, replicas: Sequence[Sequence[BatchOption]]) -> float:
-    """The earliest end by which the replicas can take the whole batch."""
-    options = [option for replica in replicas for option in replica]
-    # Bisect each option's ends in turn between the best bounds known.
-    low, high = _floor_s(replicas), math.inf
-    if _total(replicas, low, batch_size) >= batch_size:
-        return low
-    for option in options:
-        most = -(-batch_size // option.size)
-        ends = _Ends(option, most)
-        left = bisect.bisect_right(ends, low)
-        right = bisect.bisect_left(ends, high) if high < math.inf else most
-        while left < right:
-            middle = (left + right) // 2
-            if _total(replicas, ends[middle], batch_size) >= batch_size:
-                high, right = min(high, ends[middle]), middle
+class _Rooms:
+    """How many samples each replica can take by a deadline; equal replicas once."""
+
+    def __init__(
+        self, batch_size: int, replicas: Sequence[Sequence[BatchOption]]
+    ) -> None:
+        self._batch_size = batch_size
+        self._replicas = [tuple(options) for options in replicas]
+        self._ends_s = {
+            option: option.ends_s(batch_size)
+            for options in set(self._replicas)
+            for option in options
+        }
+
+    def at(self, deadline_s: float) -> list[int]:
+        """Samples, by the option that takes most, up to the whole batch."""
+        rooms = {
+            options: max(
+                option.size
+                * int(self._ends_s[option].searchsorted(deadline_s, "right"))
+                for option in options
+            )
+            for options in dict.fromkeys(self._replicas)
+        }
+        return [min(rooms[options], self._batch_size) for options in self._replicas]
+
+    def deadline_s(self) -> float:
+        """The earliest end by which all take at least one and together the batch."""
+        ends_s = np.unique(np.concatenate(list(self._ends_s.values())))
+        low, high = 0, len(ends_s) - 1
+        while low < high:
+            middle = (low + high) // 2
+            rooms = self.at(float(ends_s[middle]))
+            if min(rooms) >= 1 and sum(rooms) >= self._batch_size:
+                high = middle
             else:
-                low, left = max(low, ends[middle]), middle + 1
-    return high
-
-
-def _floor_s(replicas: Sequence[Sequence[BatchOption]]) -> float:
-    """No deadline is earlier: every replica takes at least one microbatch."""
-    return max(min(option.first_s for option in options) for options in replicas)
-
-
-def _room(
-    options: Sequence[BatchOption], deadline_s: float, batch_size: int
-) -> tuple[int, int]:
-    """Most samples a replica can take in time, and by which option."""
-    rooms = [
-        option.size * option.capacity(deadline_s, -(-batch_size // option.size))
-        for option in options
-    ]
-    best = max(range(len(rooms)), key=lambda i: rooms[i])
-    return min(rooms[best], batch_size), best
-
-
-def _total(
-    replicas: Sequence[Sequence[BatchOption]], deadline_s: float, batch_size: int
-) -> int:
-    return sum(_room(options, deadline_s, batch_size)[0] for options in replicas)
+                low = middle + 1
+        return float(ends_s[low])
 
 
 def _fill(batch_size: int, rooms: Sequence[int]) -> list[int]:

@@ -153,7 +153,7 @@ def _sync_s(
             link = mesh_shape(cluster, stage).link
             # An all-reduce of gradients is two passes; here sums go home and parameters
             # come back, one pass each.
-            sync_s = all_reduce_s(link, stage.lanes, num_bytes / 2) if link else 0.0
+            sync_s = all_reduce_s(link, stage.lanes, num_bytes // 2) if link else 0.0
             exposed_s = max(exposed_s, _beside(sync_s, stage_s, len(stage.segments)))
             if num_replicas > 1:
                 node = cluster.device(stage.devices[0]).node

@@ -100,7 +100,7 @@ def _table(
         yield "  ".join(cells).rstrip()
 
 
-def _gib(num_bytes: float) -> str:
+def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f} GiB"
 
 
@@ -136,7 +136,7 @@ def _limits(plan: Plan, cluster: Cluster, made: Estimate) -> Iterator[str]:
         )
     idle = _unused(plan, cluster)
     if idle:
-        yield f"unused: {fold(idle)}, which would not shorten the step"
+        yield f"unused: {fold(idle)}"
 
 
 def _unused(plan: Plan, cluster: Cluster) -> Sequence[str]:

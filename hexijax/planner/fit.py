@@ -20,7 +20,7 @@ from hexijax.planner.grouping import Layout, Mesh
 from hexijax.planner.layers import Span, split_layers
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import segments
-from hexijax.planner.spans import Load, SpanTable
+from hexijax.planner.spans import LayerArrays, Load, SpanTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,7 @@ class Fitter:
         self._chain = chain
         self._cluster = cluster
         self._options = options
+        self._arrays: dict[tuple[MeshShape, int], LayerArrays] = {}
         self._tables: dict[tuple[MeshShape, Load], SpanTable] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
@@ -143,8 +144,13 @@ class Fitter:
         ]
 
     def _table(self, shape: MeshShape, load: Load) -> SpanTable:
+        remat = self._options.remat
+        if (shape, load.samples) not in self._arrays:
+            arrays = LayerArrays(self._chain, shape, load.samples, remat)
+            self._arrays[shape, load.samples] = arrays
         if (shape, load) not in self._tables:
-            self._tables[shape, load] = SpanTable(self._chain, shape, load)
+            arrays = self._arrays[shape, load.samples]
+            self._tables[shape, load] = SpanTable(arrays, load)
         return self._tables[shape, load]
 
     def _live(self, meshes: Sequence[Mesh], most: int) -> list[int]:
@@ -174,11 +180,8 @@ class Fitter:
             return spans if fits else None
         key = tuple(map(id, tables))  # tables live as long as the fitter
         if key not in self._splits:
-            self._splits[key] = split_layers(
-                len(self._chain.layers),
-                len(tables),
-                lambda stage, first, stop: tables[stage].seconds(first, stop),
-            )
+            costs = [table.seconds_FS for table in tables]
+            self._splits[key] = split_layers(costs)
         return self._splits[key]
 
     def _borders_s(

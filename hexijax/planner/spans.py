@@ -1,18 +1,19 @@
-"""What any run of layers costs as one stage: seconds, and the remat that makes it fit.
+"""What every run of layers costs as one stage: seconds, and the remat it fits with.
 
-    Chain, MeshShape, Load -> SpanTable -> seconds(first, stop), remat(first, stop)
+    Chain, MeshShape, Load -> LayerArrays -> SpanTable -> seconds[first, stop], remat
 
 Memory is an upper bound of ``costs.memory``'s promise that can be summed layer by
 layer. Where remat none does not fit, the first layers of the stage are moved to the
 next policy until it does, so a stage has at most two policies. O(L^2 log L) for L
 layers.
+
+Arrays: L layers, F first layer, S the one past the last, P policies.
 """
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Iterable
-from itertools import accumulate
+
+import numpy as np
+from jaxtyping import Float, Int
 
 from hexijax.costs.activations import (
     BORDERS_IN_FLIGHT,
@@ -53,142 +54,173 @@ class Load:
     """What one device has for this stage."""
 
 
+class LayerArrays:
+    """Figures of each layer on one mesh for one microbatch size."""
+
+    def __init__(
+        self, chain: Chain, mesh: MeshShape, samples: int, remat: tuple[Remat, ...]
+    ) -> None:
+        dtype, tensor, layers = mesh.dtype, mesh.tensor, chain.layers
+        times = layer_times(chain, mesh, samples)
+        self.item_bytes = ITEM_BYTES[dtype]
+        self.params_L = np.array(layer_params(chain, tensor), float)
+        self.whole_params_L = np.array(layer_params(chain, 1), float)
+        self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
+        self.recompute_s_PL = np.array(
+            [[t.recompute_s[policy] for t in times] for policy in remat]
+        )
+        self.kept_PL = np.array(
+            [
+                [kept_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
+                for p in remat
+            ],
+            float,
+        )
+        self.working_L = np.array(
+            [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
+        )
+        # One more than layers: nothing enters the first, or leaves the last.
+        self.enter_S = np.array(
+            [enter_bytes(chain, i, dtype, samples) for i in range(len(layers) + 1)],
+            float,
+        )
+        self.batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
+
+
 class SpanTable:
     """Seconds and remat of every run of layers on one mesh under one load."""
 
-    def __init__(self, chain: Chain, mesh: MeshShape, load: Load) -> None:
-        self._num_layers = len(chain.layers)
+    def __init__(self, arrays: LayerArrays, load: Load) -> None:
         self._load = load
-        self._mesh = mesh
-        self._item = ITEM_BYTES[mesh.dtype]
-        self._params = layer_params(chain, mesh.tensor)
-        self._params_sum = _sums(self._params)
-        self._whole_sum = _sums(layer_params(chain, 1))
-        self._working = [
-            working_bytes(chain, layer, mesh.dtype, mesh.tensor, load.samples)
-            for layer in chain.layers
-        ]
-        self._enter = [
-            enter_bytes(chain, i, mesh.dtype, load.samples)
-            for i in range(self._num_layers + 1)
-        ]
-        self._batch = load.samples * sum(a.num_bytes for a in chain.batch.values())
-        times = layer_times(chain, mesh, load.samples)
-        self._base_s = _sums(t.forward_s + t.backward_s for t in times)
-        self._recompute_s = [
-            _sums(t.recompute_s[policy] for t in times) for policy in load.remat
-        ]
-        self._kept = [
-            _sums(
-                kept_bytes(chain, layer, p, mesh.dtype, mesh.tensor, load.samples)
-                for layer in chain.layers
-            )
-            for p in load.remat
-        ]
-        # seconds[first][stop - first - 1], and how far the remat goes
-        self._seconds: list[list[float]] = []
-        self._choice: list[list[tuple[int, int]]] = []
-        for first in range(self._num_layers):
-            self._row(first)
+        self.fixed_FS = _fixed_bytes(arrays, load)
+        self._kept_PS = _sums(arrays.kept_PL)
+        self._policy_FS, self._count_FS, fits_FS = self._choose()
+        seconds_FS = self._seconds(arrays)
+        self.seconds_FS: Float[np.ndarray, "layers stops"] = np.where(
+            fits_FS, seconds_FS, np.inf
+        )
+        """Forward and backward of one microbatch; infinite where it does not fit."""
 
     def seconds(self, first: int, stop: int) -> float:
-        """Forward and backward of one microbatch; infinite where it does not fit."""
-        return self._seconds[first][stop - first - 1]
+        """The same of one run of layers."""
+        return float(self.seconds_FS[first, stop])
 
     def remat(self, first: int, stop: int) -> tuple[Remat, ...]:
         """One policy a layer."""
-        policy, count = self._choice[first][stop - first - 1]
+        policy = int(self._policy_FS[first, stop])
+        count = int(self._count_FS[first, stop])
         later = self._load.remat[max(policy - 1, 0)]
         return (self._load.remat[policy],) * count + (later,) * (stop - first - count)
 
     def least_bytes(self, first: int, stop: int) -> int:
         """What one device needs for these layers under the smallest policy."""
-        kept = self._kept[-1][stop] - self._kept[-1][first]
-        return self._fixed(first, stop) + int(self._load.live * kept)
+        kept = self._kept_PS[-1, stop] - self._kept_PS[-1, first]
+        return int(self.fixed_FS[first, stop] + self._load.live * kept)
 
-    def _row(self, first: int) -> None:
-        """All runs that start at ``first``."""
-        seconds: list[float] = []
-        choice: list[tuple[int, int]] = []
-        for stop in range(first + 1, self._num_layers + 1):
-            found = self._choose(first, stop, self._fixed(first, stop))
-            choice.append(found or (0, 0))
-            seconds.append(self._time_s(first, stop, *found) if found else math.inf)
-        self._seconds.append(seconds)
-        self._choice.append(choice)
+    def _choose(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Policy, how many of the first layers take it, and whether that fits."""
+        length_FS = _lengths(self.fixed_FS.shape[0])
+        room_FS = self._load.budget_bytes - self.fixed_FS
+        policy_FS = np.zeros(length_FS.shape, int)
+        count_FS = np.maximum(length_FS, 0)
+        fits_FS = np.zeros(length_FS.shape, bool)
+        for policy in range(len(self._load.remat)):
+            whole_FS = self._need(policy, np.maximum(length_FS, 0)) <= room_FS
+            new_FS = whole_FS & ~fits_FS & (length_FS > 0)
+            if policy and new_FS.any():
+                least_FS = self._least_count(policy, room_FS, length_FS)
+                policy_FS = np.where(new_FS, policy, policy_FS)
+                count_FS = np.where(new_FS, least_FS, count_FS)
+            fits_FS |= new_FS
+        return policy_FS, count_FS, fits_FS
 
-    def _fixed(self, first: int, stop: int) -> int:
-        """Bytes that do not depend on remat."""
-        load, item = self._load, self._item
-        params = int(self._params_sum[stop] - self._params_sum[first])
-        whole = self._whole_sum[stop] - self._whole_sum[first]
-        calls = self._num_segments(first, stop)
-        largest = max(self._params[first:stop])
-        segment = min(params, largest * (load.per_segment or params))
-        home = -(-whole // load.state_devices)
-        resident = params * (item + GRAD_BYTES) + home * STATE_BYTES * (
-            1 + load.moments
-        )
-        borders = calls * max(self._enter[first:stop]) + self._batch
-        edges = self._enter[first] + self._enter[stop] + self._batch
-        depth = (
-            load.live * borders
-            + BORDERS_IN_FLIGHT * edges
-            + segment * item
-            + max(self._working[first:stop])
-        )
-        sync = home * (GRAD_BYTES + item) + largest * GRAD_BYTES
-        return int(resident + max(depth, sync))
+    def _least_count(
+        self, policy: int, room_FS: np.ndarray, length_FS: np.ndarray
+    ) -> np.ndarray:
+        """Bisects every run at once: more layers under a smaller policy need less."""
+        low_FS = np.zeros_like(length_FS)
+        high_FS = np.maximum(length_FS, 0)
+        while (low_FS < high_FS).any():
+            middle_FS = (low_FS + high_FS) // 2
+            fits_FS = self._need(policy, middle_FS) <= room_FS
+            high_FS = np.where(fits_FS, middle_FS, high_FS)
+            low_FS = np.where(fits_FS, low_FS, np.minimum(middle_FS + 1, high_FS))
+        return low_FS
 
-    def _choose(self, first: int, stop: int, fixed: int) -> tuple[int, int] | None:
-        """Index of a policy, and how many of the first layers take it; the rest take
-        the policy before. None where even the smallest is too much."""
-        room = self._load.budget_bytes - fixed
-        kept = self._kept
+    def _need(
+        self, policy: int, count_FS: Int[np.ndarray, "layers stops"]
+    ) -> Float[np.ndarray, "layers stops"]:
+        """Bytes kept by live microbatches if ``count`` layers take the policy."""
+        return self._load.live * _two_policies(self._kept_PS, policy, count_FS)
 
-        def need(policy: int, count: int) -> float:
-            middle, before = first + count, kept[max(policy - 1, 0)]
-            here = kept[policy][middle] - kept[policy][first]
-            return self._load.live * (here + before[stop] - before[middle])
-
-        for policy in range(len(kept)):
-            if need(policy, stop - first) <= room:
-                if policy == 0:
-                    return 0, stop - first
-                enough = functools.partial(_fits, need, policy, room)
-                return policy, _least(stop - first, enough)
-        return None
-
-    def _time_s(self, first: int, stop: int, policy: int, count: int) -> float:
-        middle = first + count
-        here, later = self._recompute_s[policy], self._recompute_s[max(policy - 1, 0)]
-        recompute_s = here[middle] - here[first] + later[stop] - later[middle]
-        calls_s = 2 * CALL_S * self._num_segments(first, stop)
-        return self._base_s[stop] - self._base_s[first] + recompute_s + calls_s
-
-    def _num_segments(self, first: int, stop: int) -> int:
-        most = self._load.per_segment
-        return 1 if most is None else -(-(stop - first) // most)
+    def _seconds(self, arrays: LayerArrays) -> Float[np.ndarray, "layers stops"]:
+        recompute_s_PS = _sums(arrays.recompute_s_PL)
+        seconds_FS = _span_sums(arrays.seconds_L)
+        seconds_FS += 2 * CALL_S * _num_segments(len(arrays.seconds_L), self._load)
+        for policy in range(len(self._load.remat)):
+            added_FS = _two_policies(recompute_s_PS, policy, self._count_FS)
+            seconds_FS += np.where(self._policy_FS == policy, added_FS, 0.0)
+        return seconds_FS
 
 
-def _sums(values: Iterable[float]) -> list[float]:
-    """Sums of the first 0, 1, 2, ... values."""
-    return list(accumulate(values, initial=0.0))
+def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers stops"]:
+    """Bytes that do not depend on remat; the terms of ``costs.memory``."""
+    item = arrays.item_bytes
+    params_FS = _span_sums(arrays.params_L)
+    largest_FS = _span_max(arrays.params_L)
+    home_FS = _span_sums(arrays.whole_params_L) / load.state_devices
+    segment_FS = params_FS
+    if load.per_segment is not None:
+        segment_FS = np.minimum(params_FS, largest_FS * load.per_segment)
+    enter_L = arrays.enter_S[:-1]
+    borders_FS = _num_segments(len(enter_L), load) * _span_max(enter_L)
+    edges_FS = arrays.enter_S[:-1, None] + arrays.enter_S[None, :]
+    depth_FS = (
+        load.live * (borders_FS + arrays.batch_bytes)
+        + BORDERS_IN_FLIGHT * (edges_FS + arrays.batch_bytes)
+        + segment_FS * item
+        + _span_max(arrays.working_L)
+    )
+    sync_FS = home_FS * (GRAD_BYTES + item) + largest_FS * GRAD_BYTES
+    resident_FS = params_FS * (item + GRAD_BYTES)
+    resident_FS += home_FS * STATE_BYTES * (1 + load.moments)
+    return resident_FS + np.maximum(depth_FS, sync_FS)
 
 
-def _fits(
-    need: Callable[[int, int], float], policy: int, room: float, count: int
-) -> bool:
-    return need(policy, count) <= room
+def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
+    """Layers of each run; none or negative where the run is empty."""
+    return np.arange(num_layers + 1)[None, :] - np.arange(num_layers)[:, None]
 
 
-def _least(most: int, holds: Callable[[int], bool]) -> int:
-    """The least count up to ``most`` that holds, where more always holds too."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _num_segments(num_layers: int, load: Load) -> Int[np.ndarray, "layers stops"]:
+    length_FS = np.maximum(_lengths(num_layers), 1)
+    return -(-length_FS // (load.per_segment or num_layers))
+
+
+def _sums(values_PL: np.ndarray) -> np.ndarray:
+    """Sums of the first 0, 1, 2, ... values along the last dim."""
+    none = np.zeros((*values_PL.shape[:-1], 1))
+    return np.concatenate([none, np.cumsum(values_PL, axis=-1)], axis=-1)
+
+
+def _span_sums(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
+    sums_S = _sums(values_L)
+    return sums_S[None, :] - sums_S[:-1, None]
+
+
+def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
+    """The largest value of each run; 0 where it is empty."""
+    inside_FL = np.triu(np.broadcast_to(values_L, (len(values_L), len(values_L))))
+    most_FL = np.maximum.accumulate(inside_FL, axis=1)
+    return np.concatenate([np.zeros((len(values_L), 1)), most_FL], axis=1)
+
+
+def _two_policies(
+    sums_PS: np.ndarray, policy: int, count_FS: np.ndarray
+) -> Float[np.ndarray, "layers stops"]:
+    """Sums of runs: ``count`` layers take a policy, the rest the one before."""
+    num_layers = count_FS.shape[0]
+    first_F = np.arange(num_layers)[:, None]
+    middle_FS = np.minimum(first_F + count_FS, num_layers)
+    here_S, later_S = sums_PS[policy], sums_PS[max(policy - 1, 0)]
+    return here_S[middle_FS] - here_S[first_F] + later_S[None, :] - later_S[middle_FS]

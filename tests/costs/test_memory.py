@@ -1,0 +1,100 @@
+"""The promised peak: by hand, and by what must hold of every plan."""
+
+import pytest
+
+from hexijax.costs.activations import live_microbatches
+from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.layers.chain import Remat
+from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, StateShare
+from tests.plan.examples import make_chain
+
+MIB = 2**20
+CHAIN = make_chain(6, width=256, rows=256)
+BLOCK = 256 * 256 + 256
+
+
+def make_plan(
+    *stages: Stage, microbatches: int = 4, size: int = 2, **fields: object
+) -> Plan:
+    """One replica."""
+    samples = microbatches * size
+    replica = Replica(
+        stages=stages,
+        microbatches=microbatches,
+        microbatch_size=size,
+        samples=samples,
+    )
+    return Plan(replicas=(replica,), batch_size=samples, **fields)  # pyrefly: ignore
+
+
+def test_parts_by_hand():
+    plan = make_plan(
+        Stage(devices=("a/0",), layers=(0, 3), remat=(Remat.FULL,) * 3),
+        Stage(devices=("b/0", "b/1"), layers=(3, 8), lanes=2),
+    )
+    memory = plan_memory(plan, CHAIN)
+    assert memory.keys() == {"a/0", "b/0", "b/1"}
+    first = memory["a/0"]
+    assert first.params_bytes == (256 * 256 + 2 * BLOCK) * 4
+    assert first.grads_bytes == first.params_bytes
+    assert first.state_bytes == 3 * first.params_bytes
+    second = memory["b/0"]
+    assert second.params_bytes == (4 * BLOCK + 256 * 256) * 4
+    assert second.state_bytes == pytest.approx(3 * second.params_bytes / 2)
+    # Stage 0 of 2 holds two microbatches of two samples, three inputs of 16 KiB each.
+    assert 2 * 2 * 3 * 2**14 <= first.activations_bytes < 2 * MIB // 2
+    # The last stage holds one, of one sample a lane, in full.
+    assert 5 * MIB <= second.activations_bytes < 6 * MIB
+    assert first.transient_bytes >= 2 * MIB
+
+
+def test_state_lies_where_the_shares_say():
+    share = StateShare(groups=("*",), shares={Place("z/0"): 1.0})
+    plan = make_plan(Stage(devices=("a/0",), layers=(0, 8)), state=(share,))
+    memory = plan_memory(plan, CHAIN)
+    assert memory["a/0"].state_bytes == 0
+    assert memory["z/0"].state_bytes == CHAIN.num_params * 12
+    assert memory["z/0"].params_bytes == 0
+    momentum = plan_memory(plan, CHAIN, moments=1)
+    assert momentum["z/0"].state_bytes == CHAIN.num_params * 8
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 5])
+@pytest.mark.parametrize("microbatches", [1, 3, 9])
+def test_state_is_stored_once(num_stages: int, microbatches: int):
+    edges = [8 * k // num_stages for k in range(num_stages + 1)]
+    plan = make_plan(
+        *(
+            Stage(devices=(f"a/{k}",), layers=(edges[k], edges[k + 1]))
+            for k in range(num_stages)
+        ),
+        microbatches=microbatches,
+    )
+    memory = plan_memory(plan, CHAIN)
+    assert sum(m.state_bytes for m in memory.values()) == CHAIN.num_params * 12
+    live = live_microbatches(Schedule.ONE_F_ONE_B, plan.replicas[0])
+    assert live == [min(num_stages - k, microbatches) for k in range(num_stages)]
+
+
+def test_live_microbatches_of_the_other_schedules():
+    stages = [Stage(devices=(f"a/{k % 2}",), layers=(k, k + 1)) for k in range(4)]
+    replica = make_plan(*stages, microbatches=8).replicas[0]
+    assert live_microbatches(Schedule.GPIPE, replica) == [8] * 4
+    live = live_microbatches(Schedule.INTERLEAVED, replica)
+    assert max(live) < 8
+    assert live[-1] == 1
+
+
+def test_tensor_parallelism_divides_split_weights_only():
+    plan = make_plan(Stage(devices=("a/0", "a/1"), layers=(0, 8), tensor=2))
+    parts = plan_memory(plan, CHAIN)["a/0"]
+    scales = 6 * 256
+    assert parts.params_bytes == ((CHAIN.num_params - scales) / 2 + scales) * 4
+
+
+def test_the_peak_is_the_larger_of_two_moments():
+    deep = MemoryParts(params_bytes=10, activations_bytes=5, transient_bytes=3)
+    late = MemoryParts(grads_bytes=2, sync_bytes=9, transient_bytes=7)
+    assert deep.total_bytes == 18
+    assert (deep + late).total_bytes == 10 + 2 + max(5 + 7, 9)
+    assert deep.largest == "params"
