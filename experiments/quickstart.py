@@ -30,8 +30,8 @@ def experiment(
     width: int = 128,
     depth: int = 6,
     length: int = 64,
-    steps: int = 120,
-    peak_rate: float = 4e-3,
+    steps: int = 160,
+    peak_rate: float = 5e-3,
 ) -> Experiment:
     """The quickstart.
 

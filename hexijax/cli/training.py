@@ -81,12 +81,14 @@ class Loop:
             self.meter.start()
             for step in range(start, steps):
                 batch = next(self.batches)
+                began_s = self.meter.clock()
                 result = self.engine.step(batch, step)
+                dispatch_s = self.meter.clock() - began_s
                 if pending is not None:
                     self._finish(*pending)
-                pending, done = (step, result), step + 1
+                pending, done = (step, result, dispatch_s), step + 1
                 if self._evaluates(step) or self._saves(step):
-                    self._finish(step, result)
+                    self._finish(*pending)
                     pending = None
                     if self._saves(step):
                         self._save(done)
@@ -112,10 +114,10 @@ class Loop:
             self.save(done, self.batches.get_state())
         self._saved = done
 
-    def _finish(self, step: int, result: Result) -> None:
+    def _finish(self, step: int, result: Result, dispatch_s: float) -> None:
         """Waits for a step, and tells of it."""
         values = result.fetch()
-        speeds = self.meter.tick()
+        speeds = self.meter.tick(dispatch_s)
         finite, weight = values.pop("finite", 1.0), values.pop("weight", None)
         line: dict[str, float | int | None] = {"step": step, **values, **speeds}
         if self._evaluates(step):

@@ -43,10 +43,14 @@ class Meter:
         """A step begins now; time since the last ``tick`` is not counted."""
         self._since = self.clock()
 
-    def tick(self) -> dict[str, float | None]:
-        """A step has ended: its ``step_s``, ``tokens_per_s`` and ``mfu``."""
+    def tick(self, at_least_s: float = 0.0) -> dict[str, float | None]:
+        """A step has ended: its ``step_s``, ``tokens_per_s`` and ``mfu``.
+
+        Where dispatch blocks, as on CPUs, a step has ended before the last one is
+        ticked off: ``at_least_s``, the time of its dispatch, is then its time.
+        """
         now = self.clock()
-        step_s, self._since = now - self._since, now
+        step_s, self._since = max(now - self._since, at_least_s), now
         self._step_s.append(step_s)
         return self._speeds(step_s)
 

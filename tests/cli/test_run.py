@@ -1,0 +1,182 @@
+"""The command, whole: what it leaves, how it resumes, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hexijax.cli.main import main
+from hexijax.report.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+TINY = str(Path(__file__).with_name("tiny.py"))
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch):
+    """`platform.prepare` writes to the environment; here it is put back."""
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    return main(["run", TINY, "--out", str(tmp_path), *arguments])
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl")]
+
+
+def test_a_run_leaves_its_plan_its_metrics_and_its_report(tmp_path: Path, capsys):
+    report_file = tmp_path / "there.json"
+    assert run(tmp_path, "--json", str(report_file)) == 0
+    folder = tmp_path / "tiny-001"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "metrics.jsonl",
+        "plan.json",
+        "plan.txt",
+        "report.json",
+    ]
+    report = json.loads(report_file.read_text())
+    assert report == json.loads((folder / "report.json").read_text())
+    assert report["status"] == "done"
+    assert report["steps"] == 4
+    assert report["loss_last"] == losses(folder)[-1] < report["loss_first"]
+    assert report["tokens_per_s"] > 0 < report["mfu"]
+    assert {"measured_step_s", "peak_bytes_by_device", "versions"} <= report.keys()
+    assert [d["name"] for d in report["devices"]] == [
+        *("fast/0", "fast/1", "fast/2", "slow/0")
+    ]
+    shape = [
+        [(s["layers"], s["tensor_degree"], s["data_degree"]) for s in r["stages"]]
+        for r in report["replicas"]
+    ]
+    assert shape == [[(2, 2, 1), (2, 1, 1)], [(4, 1, 1)]]
+    assert [r["microbatches"] for r in report["replicas"]] == [2, 1]
+    shown = capsys.readouterr().out
+    assert "replica 1" in shown
+    assert "step 4/4  loss" in shown
+    assert f"folder  {folder}" in shown
+    # The plain program gives the same losses, and a stored plan runs again.
+    assert run(tmp_path, "--plan", "single") == 0
+    assert losses(tmp_path / "tiny-002") == pytest.approx(losses(folder), rel=1e-5)
+    assert run(tmp_path, "--plan", str(folder / "plan.json")) == 0
+    assert losses(tmp_path / "tiny-003") == losses(folder)
+
+
+def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys):
+    assert run(tmp_path, "--set", "steps=5") == 0
+    half = ("--out", str(tmp_path / "half"))
+    assert run(tmp_path, *half, "--set", "steps=3", "--save-every", "2") == 0
+    folder = tmp_path / "half" / "tiny-001"
+    assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "3"]
+    assert run(tmp_path, *half, "--resume", "--set", "steps=5") == 0
+    assert losses(folder) == losses(tmp_path / "tiny-001")
+    assert json.loads((folder / "report.json").read_text())["steps"] == 5
+
+    capsys.readouterr()
+    for arguments, says in [
+        (["--set", "steps=2"], "has done 3 steps already and 2 were asked for"),
+        (["--set", "seed=1"], "its seed is 0, this run's is 1"),
+        (["--plan", "single"], "belongs to another plan or model. The first differ"),
+        (["--set", "width=16"], "first difference is at"),
+    ]:
+        assert run(tmp_path, *half, "--resume", *arguments) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_nan_loss_ends_with_1_and_a_whole_folder(tmp_path: Path, capsys):
+    assert run(tmp_path, "--plan", "single", "--set", "broken=true") == 1
+    assert "Diverged: The loss of step 0 is nan. Try" in capsys.readouterr().err
+    report = json.loads((tmp_path / "tiny-001" / "report.json").read_text())
+    assert (report["status"], report["loss_last"]) == ("failed", "nan")
+
+
+CLUSTER = (ROOT / "experiments/clusters/quickstart.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--set", "widht=3"], "no field 'widht'. Did you mean 'width'?"),
+        (
+            ["--set", "batch_size=0"],
+            "Experiment.batch_size is 0; it must be at least 1",
+        ),
+        (["--cluster", "none.toml"], "There is no cluster file none.toml"),
+        (["--cluster", "{unknown}"], "cpu-fats"),
+        (["--cluster", "{missing}"], "host_memory_gib"),
+        (["--plan", "none.txt"], "Cannot read the plan none.txt"),
+        (["--plan", "{other}"], "hold 3 layers and tiny has 4"),
+        (["--resume"], "0 runs named 'tiny' are in"),
+    ],
+)
+def test_bad_input_is_one_message_and_2(
+    tmp_path: Path, capsys, arguments: list[str], says: str
+):
+    files = {
+        "unknown": CLUSTER.replace('kind = "cpu-fast"', 'kind = "cpu-fats"'),
+        "missing": re.sub("host_memory_gib.*\n", "", CLUSTER, count=1),
+        "other": Path(__file__)
+        .with_name("tiny_plan.txt")
+        .read_text()
+        .replace("-3", "-2"),
+    }
+    for name, text in files.items():
+        suffix = "txt" if name == "other" else "toml"
+        files[name] = str(tmp_path / f"{name}.{suffix}")
+        Path(files[name]).write_text(text)
+    assert run(tmp_path, *(part.format_map(files) for part in arguments)) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "tiny-001").exists()
+
+
+def test_ctrl_c_ends_with_130_and_a_whole_folder(tmp_path: Path):
+    command = ["run", TINY, "--plan", "single", "--set", "steps=1000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hexijax.cli.main", *command, "--out", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={k: v for k, v in os.environ.items() if k != "XLA_FLAGS"},
+    )
+    assert process.stdout is not None
+    with process:
+        for line in process.stdout:
+            if line.startswith("step 1/"):
+                process.send_signal(signal.SIGINT)
+                break
+        shown = process.stdout.read()
+    assert process.returncode == 130, shown
+    assert "Traceback" not in shown
+    report = json.loads((tmp_path / "tiny-001" / "report.json").read_text())
+    assert report["status"] == "interrupted"
+    assert report["steps"] == len(losses(tmp_path / "tiny-001")) > 0
+
+
+def test_help_lists_an_experiments_fields_without_running_it(capsys):
+    assert main(["run", TINY, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "rate = 0.1  (float)\n      of SGD with momentum." in shown
+    assert "batch_size = 32  (int)\n      Sequences (samples) of one" in shown
+
+
+def test_catalog_has_a_line_a_card(capsys):
+    assert main(["catalog"]) == 0
+    assert "h100-80g-sxm" in capsys.readouterr().out
+
+
+def test_plan_writes_what_it_predicts(tmp_path: Path, capsys):
+    report_file = tmp_path / "plan-report.json"
+    assert main(["plan", TINY, "--out", str(tmp_path), "--json", str(report_file)]) == 0
+    report = json.loads(report_file.read_text())
+    assert len(report["replicas"]) == 2
+    assert (tmp_path / "tiny" / "plan.txt").read_text() in capsys.readouterr().out

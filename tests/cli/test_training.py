@@ -1,0 +1,183 @@
+"""The loop: one step late, exact positions, and whole after whatever ends it."""
+
+import contextlib
+import dataclasses
+import io
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hexijax.cli.screen import Screen
+from hexijax.cli.training import MAX_SKIPPED, Diverged, Loop
+from hexijax.errors import UserError
+from hexijax.experiment import Batch, Experiment
+from hexijax.report import Meter, Metrics
+from hexijax.report.metrics import read_metrics
+
+NAN = float("nan")
+
+
+@dataclasses.dataclass
+class Count:
+    """Batches that are their own number."""
+
+    at: int = 0
+
+    def batches(self, batch_size: int) -> "Count":
+        return Count()
+
+    def fingerprint(self) -> str:
+        return "count"
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self.at += 1
+        return {"n": np.asarray(self.at - 1)}
+
+    def get_state(self) -> Any:
+        return {"at": self.at}
+
+    def set_state(self, state: Any) -> None:
+        self.at = state["at"]
+
+
+@dataclasses.dataclass
+class Step:
+    fetch: Callable[[], dict[str, float]]
+
+
+class Engine:
+    """Its loss is the number of the batch unless told; it logs what is asked of it."""
+
+    def __init__(self, losses: dict[int, float] | None = None, finite: float = 1.0):
+        self.log: list[str] = []
+        self.losses, self.finite = losses or {}, finite
+
+    def step(self, batch: Batch, step: int) -> Step:
+        assert batch["n"] == step
+        self.log.append(f"step {step}")
+
+        def fetch() -> dict[str, float]:
+            self.log.append(f"fetch {step}")
+            loss = self.losses.get(step, float(step))
+            return {
+                "loss": loss,
+                "grad_norm": 1.0,
+                "weight": 8.0,
+                "finite": self.finite,
+            }
+
+        return Step(fetch)
+
+    def evaluate(self, batch: Batch, step: int) -> dict[str, float]:
+        self.log.append(f"evaluate {step}")
+        return {"loss": float(batch["n"]), "weight": 1.0 + 2.0 * batch["n"]}
+
+
+@pytest.fixture
+def make_loop(tmp_path: Path) -> Iterator[Callable[..., Loop]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(engine: Engine, **fields: Any) -> Loop:
+            metrics = Metrics(tmp_path / "metrics.jsonl")
+            stack.callback(metrics.close)
+            return new_loop(metrics, engine, **fields)
+
+        yield make
+
+
+def new_loop(metrics: Metrics, engine: Engine, **fields: Any) -> Loop:
+    saves = fields.pop("save", None)
+    every = fields.pop("save_every", 0)
+    return Loop(
+        engine=engine,
+        experiment=Experiment(loss=None, **fields),
+        batches=Count(),
+        metrics=metrics,
+        meter=Meter(tokens_per_step=1.0, flops_per_step=1.0, peak_flops_per_s=None),
+        screen=Screen(Console(file=io.StringIO())),
+        save=saves,
+        save_every=every,
+    )
+
+
+def test_a_step_is_dispatched_before_the_last_one_is_fetched(tmp_path: Path, make_loop):
+    engine = Engine()
+    assert make_loop(engine, steps=3).run()
+    assert engine.log == ["step 0", "step 1", "fetch 0", "step 2", "fetch 1", "fetch 2"]
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert set(lines[0]) >= {"loss", "grad_norm", "tokens_per_s", "mfu", "step_s"}
+
+
+def test_saves_know_the_steps_done_and_the_data_read(tmp_path: Path, make_loop):
+    saved: list[Any] = []
+    save = lambda *args: saved.append(args)  # noqa: E731
+    make_loop(Engine(), steps=5, save=save, save_every=2).run()
+    assert saved == [(2, {"at": 2}), (4, {"at": 4}), (5, {"at": 5})]
+
+
+def test_evaluation_is_a_mean_by_weight_over_the_same_batches(
+    tmp_path: Path, make_loop
+):
+    engine = Engine()
+    loop = make_loop(engine, steps=4, eval_every=2, eval_batches=2, eval_data=Count())
+    loop.run()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line.get("eval_loss") for line in lines] == [None, 0.75, None, 0.75]
+    assert engine.log.index("fetch 1") < engine.log.index("evaluate 1")
+    with pytest.raises(UserError, match="there is no eval_data"):
+        Experiment(loss=None, eval_every=1)
+
+
+def test_ctrl_c_lets_the_step_end_and_saves_if_asked(tmp_path: Path, make_loop):
+    class Interrupted(Engine):
+        def step(self, batch: Batch, step: int) -> Step:
+            if step == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(batch, step)
+
+    before = signal.getsignal(signal.SIGINT)
+    saved: list[Any] = []
+    loop = make_loop(
+        Interrupted(),
+        steps=9,
+        save=lambda *args: saved.append(args),
+        save_every=5,
+    )
+    assert not loop.run()
+    assert saved == [(3, {"at": 3})]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(tmp_path: Path, make_loop):
+    saved: list[Any] = []
+    loop = make_loop(
+        Engine({3: NAN}),
+        steps=9,
+        save=lambda *args: saved.append(args),
+        save_every=4,
+    )
+    with pytest.raises(
+        Diverged, match=r"The loss of step 3 is nan\. Try --set clip_nor"
+    ):
+        loop.run()
+    assert saved == []  # step 4 would have been saved
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
+    with pytest.raises(Diverged, match=r"gradient of step 0 is not finite \(loss 0\)"):
+        make_loop(Engine(finite=0.0), steps=9).run()
+
+
+def test_skipped_steps_are_borne_for_a_while(tmp_path: Path, make_loop):
+    some = Engine(dict.fromkeys(range(3, 3 + MAX_SKIPPED - 1), NAN))
+    assert make_loop(some, steps=40, skip_nonfinite=True).run()
+    with pytest.raises(Diverged, match=f"{MAX_SKIPPED} steps in a row were skipped"):
+        make_loop(Engine(finite=0.0), steps=99, skip_nonfinite=True).run()
