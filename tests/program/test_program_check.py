@@ -25,6 +25,8 @@ from hexijax.program.program import (
     Recv,
     Reduce,
     Send,
+    Site,
+    Snapshot,
     Update,
     WriteBack,
 )
@@ -298,6 +300,29 @@ def test_streamed_state_that_is_not_written_back_fills_the_pool():
     streamed = with_streamed_state(GOOD, slots=1)
     index = find(streamed, WriteBack)
     assert "Pool 'pool' has 1 slots" in refused(without(streamed, index))
+
+
+def test_a_host_update_reads_its_state_where_it_lives():
+    index = find(GOOD, Update)
+    body = list(GOOD.body)
+    body[index] = dataclasses.replace(body[index], site=Site.HOST)
+    assert "An update at site host reads its State in host memory" in refused(
+        with_body(GOOD, body)
+    )
+
+
+def test_a_snapshot_waits_for_the_drain():
+    state = next(r.buffer for r in GOOD.prologue[0].reads)
+    snapshot = Snapshot(reads=(Read(state),))
+    check(dataclasses.replace(GOOD, drain=(snapshot,)), PLAN, CHAIN)
+    message = refused(with_body(GOOD, [*GOOD.body, snapshot]))
+    assert message.startswith("A Snapshot copies State, and stands in the drain")
+
+
+def test_a_free_ends_all_it_reads():
+    free = Free(reads=(Read(GOOD.body[-1].writes[0]),))
+    message = refused(with_body(GOOD, [*GOOD.body, free]))
+    assert message.startswith("All that a Free reads dies there")
 
 
 def test_a_copy_is_of_the_buffer_it_names():

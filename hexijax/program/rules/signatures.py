@@ -9,12 +9,17 @@ from hexijax.program.program import (
     Backward,
     Buffer,
     Forward,
+    Free,
+    Instruction,
     Kind,
     Load,
     Memory,
     Part,
     Prefetch,
     Program,
+    Site,
+    Snapshot,
+    Update,
     WriteBack,
 )
 from hexijax.program.rules.facts import Facts
@@ -38,6 +43,7 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
             case WriteBack():
                 reads, writes = [instr.buffer], [_twin(instr.buffer)]
             case _:
+                _check_rest(position, instr, program, faults)
                 continue
         shift = 0
         if isinstance(instr, Forward | Backward):
@@ -104,6 +110,35 @@ def _inputs(instr: Forward | Backward, facts: Facts) -> list[Buffer]:
         if segment.reads_batch:
             inputs.append(names.batch(instr.place, m))
     return inputs
+
+
+def _check_rest(
+    position: int, instr: Instruction, program: Program, faults: Faults
+) -> None:
+    """What can be said of a Free, a Snapshot or an Update from its line alone."""
+    if isinstance(instr, Free) and (
+        instr.writes or not all(read.dies for read in instr.reads)
+    ):
+        faults.at(position, "All that a Free reads dies there, and it writes nothing.")
+    if isinstance(instr, Snapshot):
+        before_drain = len(program.prologue) + len(program.body)
+        kinds = {read.buffer.kind for read in instr.reads}
+        if position < before_drain or kinds != {Kind.STATE}:
+            faults.at(
+                position,
+                "A Snapshot copies State, and stands in the drain: only there is the "
+                "state that of one whole step.",
+            )
+    if isinstance(instr, Update):
+        memory = Memory.HOST if instr.site is Site.HOST else Memory.DEVICE
+        for read in instr.reads:
+            if read.buffer.kind is Kind.STATE and read.buffer.memory is not memory:
+                faults.at(
+                    position,
+                    f"An update at site {instr.site} reads its State in {memory} "
+                    "memory; Prefetch and WriteBack move it.",
+                    read.buffer,
+                )
 
 
 def _check_grads(
