@@ -1,4 +1,4 @@
-"""Flax models to train, plain enough to be anyone's: they know of one device only.
+"""Flax models to train, written as anyone would: none knows where it will run.
 
     models.gpt, models.llama, models.bert, models.vit    NNX modules and their configs
     models.linen_gpt                                     the same GPT in Linen

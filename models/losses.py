@@ -72,8 +72,8 @@ def _backward(
 ) -> tuple[jax.Array, None]:
     logits, targets, normaliser = residuals
     softmax = jnp.exp(logits.astype(jnp.float32) - normaliser[..., None])
-    d_logits = (softmax - _is_target(logits, targets)) * d_loss[..., None]
-    return d_logits.astype(logits.dtype), None
+    d_logits = jnp.where(_is_target(logits, targets), softmax - 1.0, softmax)
+    return (d_logits * d_loss[..., None]).astype(logits.dtype), None
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:

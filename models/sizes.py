@@ -3,8 +3,8 @@
     get_config("llama", "7B", dtype="bfloat16") -> LlamaConfig
 
 A name in billions or millions is the usual one of that shape; ``config.num_params`` is
-the exact count and lies within 4 % of it. GPT vocabularies are padded from 50257 to
-50304, so that the table splits evenly.
+the exact count and lies within 4 % of it (Llama's 30B has 32.5 billion). GPT
+vocabularies are padded from 50257 to 50304, so that the table splits evenly.
 """
 
 import dataclasses
