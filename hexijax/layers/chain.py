@@ -29,7 +29,7 @@ class Remat(enum.StrEnum):
     NONE = "none"
     """Every intermediate the backward reads."""
     DOTS = "dots"
-    """The outputs of matrix products; the rest is recomputed."""
+    """The outputs of matrix products and attention; the rest is recomputed."""
     FULL = "full"
     """The layer's input only; the whole layer is recomputed."""
 

@@ -37,13 +37,13 @@ class Cost:
     @property
     def matmul_total(self) -> float:
         """Operations of matrix products and convolutions."""
-        return sum(self.matmul_flops.values())
+        return sum(self.matmul_flops.values(), 0.0)
 
     def __add__(self, other: "Cost") -> "Cost":
         dtypes = {*self.matmul_flops, *other.matmul_flops}
         return Cost(
             matmul_flops={
-                k: self.matmul_flops.get(k, 0) + other.matmul_flops.get(k, 0)
+                k: self.matmul_flops.get(k, 0.0) + other.matmul_flops.get(k, 0.0)
                 for k in sorted(dtypes)
             },
             other_flops=self.other_flops + other.other_flops,
@@ -58,7 +58,7 @@ class Cost:
         )
 
 
-NOTHING = Cost(matmul_flops={}, other_flops=0, num_bytes=0)
+NOTHING = Cost(matmul_flops={}, other_flops=0.0, num_bytes=0.0)
 
 
 def program_cost(jaxpr: Any) -> Cost:
@@ -83,12 +83,12 @@ def equation_cost(eqn: Any) -> Cost:
     if name in _FREE:
         return NOTHING
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    moved = sum(jaxprs.num_bytes(a) for a in avals if hasattr(a, "dtype"))
+    moved = float(sum(jaxprs.num_bytes(a) for a in avals if hasattr(a, "dtype")))
     out = eqn.outvars[0].aval if eqn.outvars else None
     if name in ("dot_general", "conv_general_dilated"):
         flops = _dot_flops(eqn) if name == "dot_general" else _conv_flops(eqn)
         dtype = str(eqn.invars[0].aval.dtype)
-        return Cost(matmul_flops={dtype: flops}, other_flops=0, num_bytes=moved)
+        return Cost(matmul_flops={dtype: flops}, other_flops=0.0, num_bytes=moved)
     if name in _MOVES or out is None:
         flops = 0
     elif name.startswith(("reduce_", "arg", "cum")) and name != "reduce_precision":
@@ -97,7 +97,7 @@ def equation_cost(eqn: Any) -> Cost:
         flops = out.size * max(1, math.ceil(math.log2(max(2, out.shape[-1]))))
     else:
         flops = getattr(out, "size", 0)
-    return Cost(matmul_flops={}, other_flops=flops, num_bytes=moved)
+    return Cost(matmul_flops={}, other_flops=float(flops), num_bytes=moved)
 
 
 _FREE = jaxprs.words("""reshape squeeze expand_dims broadcast_in_dim iota name""")
@@ -114,10 +114,10 @@ _MOVES = jaxprs.words(
 def _dot_flops(eqn: Any) -> float:
     (contract, _), _ = eqn.params["dimension_numbers"]
     depth = math.prod(eqn.invars[0].aval.shape[d] for d in contract)
-    return 2 * eqn.outvars[0].aval.size * depth
+    return 2.0 * eqn.outvars[0].aval.size * depth
 
 
 def _conv_flops(eqn: Any) -> float:
     kernel = eqn.invars[1].aval
     features = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-    return 2 * eqn.outvars[0].aval.size * kernel.size / features
+    return 2.0 * eqn.outvars[0].aval.size * kernel.size / features

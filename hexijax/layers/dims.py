@@ -86,7 +86,7 @@ def state_of(atom: Any, env: dict[Any, State]) -> State:
     if not jaxprs.is_literal(atom):
         return env[atom]
     whole = frozenset(range(atom.aval.ndim))
-    return Same(whole, is_zero=atom.aval.ndim == 0 and atom.val == 0)
+    return Same(whole, is_zero=atom.aval.ndim == 0 and bool(atom.val == 0))
 
 
 def step(eqn: Any, ins: Sequence[State], parts: int) -> list[State]:
@@ -112,48 +112,55 @@ def step(eqn: Any, ins: Sequence[State], parts: int) -> list[State]:
     return made if isinstance(made, list) else [made] * len(eqn.outvars)
 
 
-# Values that do not depend on the followed dim.
+# Values that do not depend on the followed dim: along which dims are they uniform?
 
 
 def _same(eqn: Any, ins: Sequence[Any]) -> Same:
     name, params = eqn.primitive.name, eqn.params
-    out = eqn.outvars[0].aval
-    rank = len(getattr(out, "shape", ()))
-    if name == "broadcast_in_dim":
-        source, to = eqn.invars[0].aval, params["broadcast_dimensions"]
-        kept = {
-            d
-            for i, d in enumerate(to)
-            if i not in ins[0].uniform and source.shape[i] > 1
-        }
-        return Same(frozenset(range(rank)) - kept, ins[0].is_zero)
-    if name == "iota":
-        return Same(frozenset(range(rank)) - {params["dimension"]})
-    if name == "transpose":
-        old = params["permutation"]
-        return Same(frozenset(i for i, d in enumerate(old) if d in ins[0].uniform))
-    if is_elementwise(eqn) and ins:
-        full = frozenset(range(rank))
+    rank = len(getattr(eqn.outvars[0].aval, "shape", ()))
+    dims = frozenset(range(rank))
+    if not ins:
+        return Same(dims - {params["dimension"]} if name == "iota" else frozenset())
+    first, shape = ins[0].uniform, eqn.invars[0].aval.shape
+    zero = ins[0].is_zero and name in _KEEPS_ZERO
+    if is_elementwise(eqn):
         each = [
-            full if v.aval.ndim == 0 else s.uniform | _ones(v.aval)
+            dims if v.aval.ndim == 0 else s.uniform | _ones(v.aval)
             for v, s in zip(eqn.invars, ins, strict=True)
         ]
-        zero = name in {"convert_element_type", "neg", "copy"} and ins[0].is_zero
-        return Same(full.intersection(*each), zero)
-    if name in _VIEWS and ins[0].uniform >= _larger(eqn.invars[0].aval):
-        return Same(frozenset(range(rank)), ins[0].is_zero)
-    return Same(_ones(out))
+        return Same(dims.intersection(*each), zero)
+    if name == "broadcast_in_dim":
+        varies = {
+            to
+            for d, to in enumerate(params["broadcast_dimensions"])
+            if d not in first and shape[d] > 1
+        }
+        return Same(dims - varies, zero)
+    if name == "transpose":
+        old = params["permutation"]
+        return Same(frozenset(i for i, d in enumerate(old) if d in first), zero)
+    if name in ("reduce_sum", "reduce_max", "reduce_min", "squeeze"):
+        gone = params["axes"] if "axes" in params else params["dimensions"]
+        kept = [d for d in range(len(shape)) if d not in gone]
+        return Same(frozenset(i for i, d in enumerate(kept) if d in first), zero)
+    if name == "gather":
+        window = params["dimension_numbers"].offset_dims
+        rows = [d for d in range(rank) if d not in window]
+        indices = ins[1].uniform
+        return Same(frozenset(row for i, row in enumerate(rows) if i in indices))
+    if name in _KEEPS_ZERO and all(n == 1 or d in first for d, n in enumerate(shape)):
+        return Same(dims, zero)
+    return Same(_ones(eqn.outvars[0].aval))
 
 
-_VIEWS = frozenset({"reshape", "squeeze", "slice", "expand_dims"})
+_KEEPS_ZERO = jaxprs.words(
+    """broadcast_in_dim convert_element_type copy expand_dims neg reduce_sum reshape
+    slice squeeze transpose"""
+)
 
 
 def _ones(aval: Any) -> frozenset[int]:
     return frozenset(i for i, n in enumerate(getattr(aval, "shape", ())) if n == 1)
-
-
-def _larger(aval: Any) -> frozenset[int]:
-    return frozenset(i for i, n in enumerate(aval.shape) if n != 1)
 
 
 # Sums over the followed dim: what is linear keeps them.
@@ -243,7 +250,7 @@ def _elementwise(eqn: Any, ins: Sequence[State], parts: int) -> State | list[Sta
 
 
 def _broadcast(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    return Along(eqn.params["broadcast_dimensions"][ins[0].dim])
+    return Along(int(eqn.params["broadcast_dimensions"][ins[0].dim]))
 
 
 def _reshape(eqn: Any, ins: Sequence[State], parts: int) -> State:
@@ -271,13 +278,13 @@ def _transpose(eqn: Any, ins: Sequence[State], parts: int) -> State:
 
 def _squeeze(eqn: Any, ins: Sequence[State], parts: int) -> State:
     dim, gone = ins[0].dim, eqn.params["dimensions"]
-    return Unknown(eqn) if dim in gone else Along(dim - sum(d < dim for d in gone))
+    return Unknown(eqn) if dim in gone else Along(dim - sum(1 for d in gone if d < dim))
 
 
 def _expand(eqn: Any, ins: Sequence[State], parts: int) -> State:
     dim = ins[0].dim
     for d in sorted(eqn.params["dimensions"]):
-        dim += d <= dim
+        dim += 1 if d <= dim else 0
     return Along(dim)
 
 
@@ -285,7 +292,7 @@ def _reduce(eqn: Any, ins: Sequence[State], parts: int) -> State:
     axes = eqn.params["axes"]
     dim = ins[0].dim
     if dim not in axes:
-        return Along(dim - sum(d < dim for d in axes))
+        return Along(dim - sum(1 for d in axes if d < dim))
     if eqn.primitive.name == "reduce_sum":
         return Summed()
     return Mixed(eqn, "reduces over samples")
@@ -388,7 +395,7 @@ def _conv(eqn: Any, ins: Sequence[State], parts: int) -> State:
     images, kernel = ins
     plain = isinstance(kernel, Same) and eqn.params["batch_group_count"] == 1
     if plain and isinstance(images, Along) and images.dim == numbers.lhs_spec[0]:
-        return Along(numbers.out_spec[0])
+        return Along(int(numbers.out_spec[0]))
     return Unknown(eqn)
 
 
@@ -422,7 +429,7 @@ def _gather(eqn: Any, ins: Sequence[State], parts: int) -> State:
     if dim in gone or not whole:
         return Mixed(eqn, "picks samples of the microbatch")
     kept = [d for d in range(eqn.invars[0].aval.ndim) if d not in gone]
-    return Along(numbers.offset_dims[kept.index(dim)])
+    return Along(int(numbers.offset_dims[kept.index(dim)]))
 
 
 def _scatter(eqn: Any, ins: Sequence[State], parts: int) -> State:
@@ -439,7 +446,7 @@ def _scatter(eqn: Any, ins: Sequence[State], parts: int) -> State:
         places = ((0, operand, o), (1, indices, i), (2, updates, rows[i]))
         if any(isinstance(s, Along) and s.dim == d for _, s, d in places):
             fits = all(_meets(eqn, at, s, d) for at, s, d in places)
-            return Along(o) if fits else Mixed(eqn, _PLACE)
+            return Along(int(o)) if fits else Mixed(eqn, _PLACE)
     return Unknown(eqn)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen, nnx
+from flax import errors, linen, nnx
 
 from hexijax.errors import UserError
 from hexijax.layers import names
@@ -345,10 +345,8 @@ class LinenLoss(ModelLoss):
         run = functools.partial(self._module().apply, method=self.per_sample)
         try:
             jax.eval_shape(run, self._shapes, batch)
-        except linen.errors.FlaxError as error:
-            if "InvalidRngError" in type(error).__name__:
-                return True
-            raise
+        except errors.InvalidRngError:
+            return True
         return False
 
     def init(self, key: Any) -> Any:

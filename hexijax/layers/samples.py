@@ -18,10 +18,10 @@ import numpy as np
 import optax
 
 import hexijax
-from hexijax.layers import dims, jaxprs
+from hexijax.layers import dims, jaxprs, pieces
 from hexijax.layers.dims import Along, Mixed, Same, State, Summed, Unknown
 from hexijax.layers.equations import Equations
-from hexijax.layers.intake import named_outputs
+from hexijax.layers.intake import loss_equations, named_outputs
 
 PROBE_MAX_PARAMS = 2_000_000
 """Models up to this size are tried with numbers."""
@@ -49,53 +49,117 @@ class Verdict:
     """What it does to samples."""
 
 
-def follow(equations: Equations, num_samples: int) -> Verdict:
-    """Follows the sample dim through the equations."""
+def check(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> Verdict:
+    """Whether ``loss`` is a sum over samples.
+
+    Traced with two and with three samples: sizes that no other dim hides, and two of
+    them, because a mean over samples differs from a sum in a number only.
+    """
+    two, three = (loss_equations(loss, params, batch, n) for n in (2, 3))
+    verdicts = [*_constants(two, three), *follow(three, 3)]
+    order = {"mixes": 0, "unknown": 1, "sum": 2}
+    worst = min(verdicts, key=lambda verdict: order[verdict.kind])
+    if worst.kind == "unknown":
+        size = sum(x.size for x in jax.tree.leaves(params))
+        if size <= PROBE_MAX_PARAMS:
+            kind = "sum" if probe(loss, params, batch) else "mixes"
+            return dataclasses.replace(worst, kind=kind)
+    return worst
+
+
+def follow(equations: Equations, num_samples: int) -> list[Verdict]:
+    """Follows the sample dim through the equations; a verdict for each output."""
     env: dict[Any, State] = dict.fromkeys(equations.params, Same())
     env |= dict.fromkeys(equations.consts, Same())
     env |= dict.fromkeys(equations.batch, Along(0)) | {equations.keys: Along(0)}
     for eqn in equations.eqns:
         states = [dims.state_of(atom, env) for atom in eqn.invars]
         env.update(zip(eqn.outvars, dims.step(eqn, states, num_samples), strict=True))
-    verdicts = [
-        _judge(name, atom, dims.state_of(atom, env))
+    return [
+        _judge(equations, name, atom, dims.state_of(atom, env))
         for name, atom in equations.outputs.items()
     ]
-    order = {"mixes": 0, "unknown": 1, "sum": 2}
-    return min(verdicts, key=lambda v: order[v.kind])
 
 
-def _judge(name: str, atom: Any, state: State) -> Verdict:
-    if isinstance(state, Mixed):
+def _judge(equations: Equations, name: str, atom: Any, state: State) -> Verdict:
+    if isinstance(state, Mixed | Unknown):
+        mixed = isinstance(state, Mixed)
         return Verdict(
-            kind="mixes",
+            kind="mixes" if mixed else "unknown",
             output=name,
             primitive=state.eqn.primitive.name,
             where=source_line(state.eqn),
-            how=state.how,
+            how=state.how if mixed else "is not known to keep samples apart",
         )
-    if isinstance(state, Unknown):
-        return Verdict(
-            kind="unknown",
-            output=name,
-            primitive=state.eqn.primitive.name,
-            where=source_line(state.eqn),
-            how="is not known to keep samples apart",
-        )
-    scalar = atom.aval.ndim == 0
-    by_sample = isinstance(state, Along) or (isinstance(state, Same) and not scalar)
-    if by_sample or isinstance(state, Summed):
+    by_sample = atom.aval.ndim == 1
+    if isinstance(state, Along) or (isinstance(state, Summed) and not by_sample):
         return Verdict(kind="sum", output=name)
-    # A constant has no equation, and no sample owns it; zero is harmless.
-    if isinstance(state, Same) and state.is_zero:
-        return Verdict(kind="sum", output=name)
+    if isinstance(state, Same):
+        fixed = jaxprs.is_literal(atom) or not equations.sources[atom]
+        if by_sample or fixed:  # the value of a fixed one: see _constants
+            return Verdict(kind="sum", output=name)
+    how = "is a sum over samples already, repeated for each"
+    if isinstance(state, Same):
+        how = "is the same however many samples there are"
+    eqn = equations.eqns[equations.producer[atom]]
     return Verdict(
         kind="mixes",
         output=name,
-        primitive="constant",
-        where="the loss's return value",
-        how="is the same however many samples there are",
+        primitive=eqn.primitive.name,
+        where=source_line(eqn),
+        how=how,
     )
+
+
+def _constants(two: Equations, three: Equations) -> list[Verdict]:
+    """Finds numbers that depend on how many samples there are, as a mean's divisor."""
+    found = []
+    for name in three.outputs:
+        values = [_fixed_value(e, e.outputs[name]) for e in (two, three)]
+        if None not in values and 3 * values[0] != 2 * values[1]:
+            found.append(
+                Verdict(
+                    kind="mixes",
+                    output=name,
+                    primitive="constant",
+                    where="the end of the loss",
+                    how=f"is {values[0]:g} for two samples and {values[1]:g} for three",
+                )
+            )
+    if len(two.eqns) != len(three.eqns):
+        return found
+    for a, b in zip(two.eqns, three.eqns, strict=True):
+        pairs = zip(a.invars, b.invars, strict=True)
+        if a.primitive is b.primitive and any(_differ(x, y) for x, y in pairs):
+            found.append(
+                Verdict(
+                    kind="mixes",
+                    output="sum",
+                    primitive=b.primitive.name,
+                    where=source_line(b),
+                    how="contains the number of samples in the microbatch",
+                )
+            )
+    return found
+
+
+def _fixed_value(equations: Equations, atom: Any) -> float | None:
+    """The value of a scalar output that depends on nothing."""
+    if atom.aval.ndim:
+        return None
+    if jaxprs.is_literal(atom):
+        return float(atom.val)
+    if equations.sources[atom]:
+        return None
+    prelude = pieces.batch_prelude(equations, [atom])
+    return float(prelude(*[equations.consts[v] for v in prelude.invars])[0])
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two literals are different floats; integers count places, not samples."""
+    if not (jaxprs.is_literal(a) and jaxprs.is_literal(b)):
+        return False
+    return jaxprs.is_float(b.aval) and not np.array_equal(a.val, b.val, equal_nan=True)
 
 
 def source_line(eqn: Any) -> str:

@@ -33,9 +33,19 @@ KEYS, MASK = "@keys", "@mask"
 SUM, WEIGHT = "sum", "weight"
 METRIC, METRIC_WEIGHT = "metric:", "metric_weight:"
 
-_POLICIES = {
-    Remat.DOTS: jax.checkpoint_policies.dots_saveable,
-    Remat.FULL: jax.checkpoint_policies.nothing_saveable,
+
+def _dots_saveable(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Matrix products, convolutions and fused attention kernels, which are as dear."""
+    name = primitive.name
+    return name in ("dot_general", "conv_general_dilated") or "attention_fwd" in name
+
+
+_POLICIES: dict[Remat, dict[str, Any]] = {
+    # Forward and backward are apart, so that nothing can undo the recomputation; a
+    # barrier would only keep it from fusing with what reads it.
+    Remat.DOTS: {"policy": _dots_saveable, "prevent_cse": False},
+    # The barrier keeps the layers' recomputation from running all at once, early.
+    Remat.FULL: {"policy": jax.checkpoint_policies.nothing_saveable},
 }
 
 
@@ -211,7 +221,7 @@ class Segment:
             layer = jaxprs.Piece(code.like, piece.reads, piece.makes, piece.eqns)
             run = layer.__call__
             if remat is not Remat.NONE:
-                run = jax.checkpoint(run, policy=_POLICIES[remat])
+                run = jax.checkpoint(run, **_POLICIES[remat])
             env.update(
                 zip(piece.makes, run(*[env[v] for v in piece.reads]), strict=True)
             )
@@ -268,8 +278,7 @@ class Segment:
         backward = jax.make_jaxpr(
             lambda leaves, seeds: jax.tree.unflatten(tree[0], leaves)(seeds)
         )(leaves, seeds)
-        num_recomputed = len(h) + len(k)
-        return _Trace.of(traced, backward, num_out, num_recomputed)
+        return _Trace.of(traced, backward, num_out, num_h=len(h), num_k=len(k))
 
 
 def _total(value: Any, mask: Any) -> Any:
@@ -368,13 +377,22 @@ class _Trace:
         forward: core.ClosedJaxpr,
         backward: core.ClosedJaxpr,
         num_out: int,
-        num_recomputed: int,
+        *,
+        num_h: int,
+        num_k: int,
     ) -> "_Trace":
         jaxpr = forward.jaxpr
-        free = set(jaxpr.invars[:num_recomputed]) | set(jaxpr.constvars)
+        # From the parameters alone, or from the batch alone: what needs both is an
+        # activation, and computing it again would be the forward.
+        sides = [
+            set(jaxpr.invars[:num_h]) | set(jaxpr.constvars),
+            set(jaxpr.invars[num_h : num_h + num_k]) | set(jaxpr.constvars),
+        ]
         for eqn in jaxpr.eqns:
-            if not eqn.effects and free.issuperset(jaxprs.variables(eqn.invars)):
-                free.update(eqn.outvars)
+            for side in sides:
+                if not eqn.effects and side.issuperset(jaxprs.variables(eqn.invars)):
+                    side.update(eqn.outvars)
+        free = set.union(*sides)
         residuals = jaxpr.outvars[num_out:]
         at = jaxprs.forwarded(jaxpr)[num_out:]
         given = {i: place for i, place in enumerate(at) if place is not None}

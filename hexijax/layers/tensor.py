@@ -36,7 +36,7 @@ class _Origin:
 def tensor_dims(equations: Equations, starts: Sequence[int]) -> Mapping[Any, int]:
     """The dim to split of each parameter that should be; activations are whole at
     ``starts``, the layers' first equations."""
-    walk = _Walk()
+    walk = _Walk({v for v, source in equations.sources.items() if source.is_live})
     origins = {v: _Origin(v, tuple(range(v.aval.ndim))) for v in equations.params}
     states: dict[Any, State] = {}
     borders = set(starts)
@@ -53,8 +53,9 @@ def tensor_dims(equations: Equations, starts: Sequence[int]) -> Mapping[Any, int
 class _Walk:
     """The dims found so far; the first use of a parameter decides."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: set[Any]) -> None:
         self.found: dict[Any, int] = {}
+        self._live = live
 
     def rename(self, eqn: Any, origins: dict[Any, _Origin]) -> None:
         """Follows parameters through a cast, a transpose, a reshape."""
@@ -88,6 +89,8 @@ class _Walk:
             if split is None:
                 return
             if dims.is_elementwise(eqn):
+                if self._meets_whole(eqn, given, ins, split):
+                    return
                 for origin in filter(None, given):
                     if len(origin.dims) > split.dim:
                         self._assign(origin, origin.dims[split.dim])
@@ -105,18 +108,36 @@ class _Walk:
         origins = {v: o for v, o in zip(inner.invars, given, strict=True) if o}
         pairs = zip(inner.invars, ins, strict=True)
         states = {v: s for v, s in pairs if isinstance(s, Along)}
-        live = {v for v in inner.invars if v not in origins}
+        self._live.update(v for v in inner.invars if v not in origins)
         for eqn in inner.eqns:
             reads = jaxprs.variables(eqn.invars)
             if reads and all(v in origins for v in reads) and len(reads) == 1:
                 self.rename(eqn, origins)
             else:
-                live.update(eqn.outvars)
+                self._live.update(eqn.outvars)
                 self.step(eqn, origins, states)
         return [
             _UNSPLIT if jaxprs.is_literal(v) else states.get(v, _UNSPLIT)
             for v in inner.outvars
         ]
+
+    def _meets_whole(
+        self,
+        eqn: Any,
+        given: Sequence[_Origin | None],
+        ins: Sequence[State],
+        split: Along,
+    ) -> bool:
+        """Whether a whole activation (a residual) is added: then the sum is whole."""
+        return any(
+            origin is None
+            and not isinstance(s, Along)
+            and v in self._live
+            and v.aval.ndim > split.dim
+            and v.aval.shape[split.dim] > 1
+            for v, origin, s in zip(eqn.invars, given, ins, strict=True)
+            if not jaxprs.is_literal(v)
+        )
 
     def _product(
         self, eqn: Any, given: Sequence[_Origin | None], ins: Sequence[State]

@@ -10,6 +10,7 @@ is taken at one lane's microbatch, because shapes are fixed in it.
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 
 from hexijax.layers import build, jaxprs, pieces, samples
 from hexijax.layers.chain import Array, Chain, Group, Layer, Remat
-from hexijax.layers.equations import Equations
 from hexijax.layers.figures import Figures, compute_dtype, layer_figures
 from hexijax.layers.intake import TraceError, loss_equations
 from hexijax.layers.layering import UNUSED, Layering
@@ -58,7 +58,7 @@ def trace_model(
     """
     params = jax.tree.map(jaxprs.struct, params)
     equations = loss_equations(loss, params, batch, microbatch_size)
-    notes = () if per_microbatch else _check_samples(loss, params, batch, equations)
+    notes = () if per_microbatch else _check_samples(loss, params, batch)
     if padded and any(x.aval.ndim == 0 for x in equations.outputs.values()):
         loss = per_sample(loss)
         equations = loss_equations(loss, params, batch, microbatch_size)
@@ -72,34 +72,43 @@ def trace_model(
     )
 
 
-def _check_samples(
-    loss: Any, params: Any, batch: Mapping[str, Any], equations: Equations
-) -> tuple[str, ...]:
-    """Refuses a loss that is no sum over samples; notes where that is not known."""
-    num_samples = equations.keys.aval.shape[0]
-    if num_samples == 1:  # a dim of one cannot be told from a dim of none
-        num_samples = 2
-        equations = loss_equations(loss, params, batch, num_samples)
-    verdict = samples.follow(equations, num_samples)
-    if verdict.kind == "unknown":
-        size = sum(x.size for x in jax.tree.leaves(params))
-        if size > samples.PROBE_MAX_PARAMS:
-            return (
-                f"Not known to be a sum over samples: `{verdict.primitive}` at "
-                f"{verdict.where} {verdict.how}, and {size:,} parameters are too many "
-                "to try with numbers.",
-            )
+def _check_samples(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[str, ...]:
+    """Refuses a loss that is no sum over samples; notes where that is not known.
 
-        if samples.probe(loss, params, batch):
-            return ()
-    if verdict.kind != "sum":
+    A model is traced often, in other sizes and dtypes; it is checked once.
+    """
+    function = getattr(loss, "per_sample", loss)
+    shapes = jaxprs.digest(str((params, sorted(batch), getattr(loss, "build", None))))
+    try:
+        notes = _checked.setdefault(function, {})
+    except TypeError:  # what cannot be referred to weakly is checked each time
+        notes = {}
+    if shapes not in notes:
+        notes[shapes] = _sample_notes(loss, params, batch)
+    return notes[shapes]
+
+
+_checked: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _sample_notes(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[str, ...]:
+    verdict = samples.check(loss, params, batch)
+    place = f"`{verdict.primitive}` at {verdict.where}"
+    if verdict.kind == "mixes":
         raise TraceError(
             f"The loss is no sum over samples: its {verdict.output} goes through "
-            f"`{verdict.primitive}` at {verdict.where}, which {verdict.how}. The loss "
-            "of a sample must depend on that sample alone: batches are cut into "
-            "microbatches. Use what works within one sample (LayerNorm for BatchNorm), "
-            "or set per_microbatch=True: the loss is then that of each microbatch, and "
-            "depends on its size."
+            f"{place}, which {verdict.how}. The loss of a sample must depend on that "
+            "sample alone: batches are cut into microbatches. Use what works within a "
+            "sample (LayerNorm for BatchNorm) and return sums, no means, with their "
+            "weights; or set per_microbatch=True: the loss is then that of each "
+            "microbatch, and depends on its size."
+        )
+    if verdict.kind == "unknown":
+        return (
+            f"Not known to be a sum over samples: {place} {verdict.how}, and the model "
+            "is too large to try with numbers.",
         )
     return ()
 
