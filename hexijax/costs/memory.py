@@ -2,11 +2,11 @@
 
     plan, chain, cluster -> plan_memory -> device -> MemoryParts
 
-Resident all step: parameters, gradient accumulators, state. On top comes the larger of
-two moments: a backward at full depth (live activations and one segment's transients),
-or the end of the step (summed gradients and new parameters on their way). *Usable*
-memory leaves the framework's context out already, so it is not counted here. Every term
-rounds up: a promise is kept when the measured peak stays below it.
+Resident all step: parameters, gradient accumulators, state. On top come live
+activations, one segment's transients, and groups whose gradients are being summed: that
+runs beside the backward, an accumulator dying as its sum is made. *Usable* memory
+leaves the framework's context out already, so it is not counted here. Every term rounds
+up: a promise is kept when the measured peak stays below it.
 """
 
 import dataclasses
@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from hexijax.costs.activations import live_microbatches, stage_activations
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Stage
-from hexijax.program.boxes import Box, state_boxes
+from hexijax.program.boxes import Box, state_boxes, users
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
 
 GRAD_BYTES = 4
 """Of a gradient accumulator, for each parameter."""
+
+GROUPS_IN_FLIGHT = 2
+"""Groups of several members being summed at once: one arrives while one is added."""
 
 MOMENTS = 2
 """Adam's; ``moments`` overrules it."""
@@ -48,14 +51,13 @@ class MemoryParts:
     """Alive inside one segment's backward only."""
 
     sync_bytes: int = 0
-    """Summed gradients and new parameters at the end of the step."""
+    """Sums and new parameters of the groups in flight, and of groups whose state is at
+    home here though no stage of this device uses them."""
 
     @property
     def total_bytes(self) -> int:
-        """The peak: the two moments are never at once."""
-        resident = self.params_bytes + self.grads_bytes + self.state_bytes
-        depth = self.activations_bytes + self.transient_bytes
-        return resident + max(depth, self.sync_bytes)
+        """The peak: all parts at once."""
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def largest(self) -> str:
@@ -141,36 +143,49 @@ def _devices(plan: Plan, place: Place) -> Sequence[str]:
 def _state(
     plan: Plan, chain: Chain, moments: int, whole_leaves: bool
 ) -> Mapping[Place, MemoryParts]:
-    """For each place, what every device of it holds of the state."""
+    """For each place, what every device of it holds of state and of sums."""
     stages = dict(plan.stages())
-    sizes: dict[Place, int] = {}
-    largest: dict[Place, int] = {}
+    found: dict[Place, MemoryParts] = {}
+    in_flight: dict[Place, int] = {}
     for group in chain.groups:
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
         leaves = {leaf.id: leaf for leaf in group.leaves}
-        for place, held in boxes.items():
+        members = users(plan, group)
+        for place in dict.fromkeys([*boxes, *members]):
             stage = stages.get(place)
             lanes = 1 if stage is None or whole_leaves else stage.lanes
             tensor = 1 if stage is None else stage.tensor
+            item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
             size = sum(
                 box_size(leaves[leaf], box, lanes=lanes, tensor=tensor)
-                for leaf, box in held.items()
+                for leaf, box in boxes.get(place, {}).items()
             )
-            sizes[place] = sizes.get(place, 0) + size
-            largest[place] = max(largest.get(place, 0), size)
-    item = {
-        place: ITEM_BYTES[stages[place].dtype] if place in stages else STATE_BYTES
-        for place in sizes
-    }
+            shard = shard_size(group, tensor) if place in members else 0
+            flying = flying_bytes(size, shard, len(members), item)
+            in_flight[place] = max(in_flight.get(place, 0), flying)
+            found[place] = found.get(place, MemoryParts()) + MemoryParts(
+                state_bytes=size * STATE_BYTES * (1 + moments),
+                sync_bytes=0 if place in members else size * (GRAD_BYTES + item),
+            )
     return {
-        place: MemoryParts(
-            state_bytes=size * STATE_BYTES * (1 + moments),
-            # A sum and a new slice of all that is at home here, and one more group in
-            # the middle of being added up.
-            sync_bytes=size * (GRAD_BYTES + item[place]) + largest[place] * GRAD_BYTES,
-        )
-        for place, size in sizes.items()
+        place: parts + MemoryParts(sync_bytes=in_flight[place])
+        for place, parts in found.items()
     }
+
+
+def flying_bytes(size: int, shard: int, members: int, item: int) -> int:
+    """What summing, updating and gathering takes on one device, largest group only.
+
+    Args:
+      size: parameters of the group at home here.
+      shard: those a stage here computes with.
+      members: stages that add to the gradient.
+      item: bytes of a parameter in the compute dtype.
+    """
+    if members == 1:  # the accumulator itself is the sum: a copy of it, and new params
+        return size * (GRAD_BYTES + item) + shard * item
+    boxes = size * (GRAD_BYTES * (members + 1) + item)
+    return GROUPS_IN_FLIGHT * (boxes + shard * (GRAD_BYTES + item))
 
 
 def box_size(leaf: Leaf, box: Box, *, lanes: int, tensor: int) -> int:

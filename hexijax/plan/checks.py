@@ -6,6 +6,7 @@ One function a rule, in an order in which each may rely on those before it. Ever
 message says what was asked, where, both numbers, the rule, and a way out.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -26,6 +27,14 @@ def check(plan: Plan, chain: Chain, cluster: Cluster) -> None:
     """
     for rule in _RULES:
         rule(plan, chain, cluster)
+
+
+def adopt(plan: Plan, chain: Chain, cluster: Cluster) -> Plan:
+    """The plan, checked, with the fingerprints that a person may leave out."""
+    check(plan, chain, cluster)
+    return dataclasses.replace(
+        plan, chain=chain.fingerprint(), cluster=cluster.fingerprint()
+    )
 
 
 def check_owner(plan: Plan, chain: Chain, cluster: Cluster) -> None:

@@ -47,6 +47,9 @@ class Setting:
     state_devices: int
     """Devices over which each parameter's state is spread."""
 
+    members: int
+    """Stages over which each gradient is summed, one a replica."""
+
     per_segment: int | None
     """Most layers of a segment."""
 
@@ -132,6 +135,7 @@ class Fitter:
                     samples=size // mesh.shape.lanes,
                     live=live[k],
                     state_devices=setting.state_devices,
+                    members=setting.members,
                     moments=self._options.moments,
                     per_segment=setting.per_segment,
                     remat=self._options.remat,

@@ -22,7 +22,7 @@ from hexijax.planner.fit import Fitted, Fitter, Setting, stages
 from hexijax.planner.grouping import Layout, Mesh, layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
 from hexijax.planner.options import PlanOptions
-from hexijax.planner.segments import layers_per_segment
+from hexijax.planner.segments import layers_per_segment, shorter
 
 BUDGET_SHARES = (1.0, 0.93, 0.85)
 """Of usable memory, tried in turn: a finished plan counts rows and small leaves
@@ -110,44 +110,60 @@ def _plan(
     splits = _own_splits(layout, options, fitter)
     if splits is None or not _possible(layout, chain, fitter):
         return None
-    for share in BUDGET_SHARES:
-        setting = Setting(
-            batch_size=batch_size,
-            state_devices=sum(
-                min(mesh.shape.num_devices for mesh in replica) for replica in layout
-            ),
-            per_segment=layers_per_segment(len(layout), options.layers_per_segment),
-            budget_share=share,
-        )
-        fitted = _fit_all(layout, fitter, setting, options, splits)
-        shares = split_batch(batch_size, [[f.option for f in fits] for fits in fitted])
-        if shares is None:
-            return None
-        replicas = tuple(
-            Replica(
-                stages=stages(meshes, fits[part.option], setting.per_segment),
-                microbatches=part.microbatches,
-                microbatch_size=fits[part.option].option.size,
-                samples=part.samples,
-            )
-            for meshes, fits, part in zip(layout, fitted, shares, strict=True)
-        )
-        plan = predicted(
-            Plan(
-                replicas=replicas,
+    wanted = layers_per_segment(len(layout), options.layers_per_segment)
+    for per_segment in shorter(wanted, options.layers_per_segment):
+        for budget_share in BUDGET_SHARES:
+            setting = Setting(
                 batch_size=batch_size,
-                schedule=options.schedule,
-                reductions=options.reductions,
-            ),
-            chain,
-            cluster,
-            options,
-        )
-        if plan:
-            for rule in (check_layers, check_meshes, check_tensor_dims, check_batch):
-                rule(plan, chain, cluster)
-            return plan
+                state_devices=sum(
+                    min(mesh.shape.num_devices for mesh in meshes) for meshes in layout
+                ),
+                members=len(layout),
+                per_segment=per_segment,
+                budget_share=budget_share,
+            )
+            composed = _compose(layout, fitter, setting, options, splits)
+            if composed is None:
+                break  # nor would it fit in less
+            plan = predicted(composed, chain, cluster, options)
+            if plan:
+                for rule in (
+                    check_layers,
+                    check_meshes,
+                    check_tensor_dims,
+                    check_batch,
+                ):
+                    rule(plan, chain, cluster)
+                return plan
     return None
+
+
+def _compose(
+    layout: Layout,
+    fitter: Fitter,
+    setting: Setting,
+    options: PlanOptions,
+    splits: Sequence[tuple[int, ...] | None],
+) -> Plan | None:
+    """Layers, remat and batch shares of every replica, or None if one does not fit."""
+    fitted = _fit_all(layout, fitter, setting, options, splits)
+    shares = split_batch(setting.batch_size, [[f.option for f in x] for x in fitted])
+    if shares is None:
+        return None
+    return Plan(
+        replicas=tuple(
+            Replica(
+                stages=stages(meshes, fits[share.option], setting.per_segment),
+                microbatches=share.microbatches,
+                microbatch_size=fits[share.option].option.size,
+                samples=share.samples,
+            )
+            for meshes, fits, share in zip(layout, fitted, shares, strict=True)
+        ),
+        batch_size=setting.batch_size,
+        schedule=options.schedule,
+        reductions=options.reductions,
+    )
 
 
 def predicted(

@@ -16,6 +16,15 @@ def layers_per_segment(num_replicas: int, asked: int | None) -> int | None:
     return OVERLAPPED if num_replicas > 1 else None
 
 
+def shorter(per_segment: int | None, asked: int | None) -> list[int | None]:
+    """Lengths to try where memory is short: fewer layers in a segment hold fewer
+    gradients in its backward. The first is the one wanted; what is asked for stays."""
+    if asked is not None:
+        return [asked]
+    choices: list[int | None] = [per_segment]
+    return choices + [n for n in (OVERLAPPED, 1) if n != per_segment]
+
+
 def segments(num_layers: int, most: int | None) -> tuple[int, ...]:
     """As few segments of at most ``most`` layers as there can be, as even as can be."""
     if most is None:

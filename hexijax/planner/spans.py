@@ -23,7 +23,7 @@ from hexijax.costs.activations import (
     working_bytes,
 )
 from hexijax.costs.compute import MeshShape, layer_times
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, flying_bytes
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
 
@@ -40,6 +40,9 @@ class Load:
 
     state_devices: int
     """Devices over which each parameter's state is spread."""
+
+    members: int
+    """Stages over which each gradient is summed, one a replica."""
 
     moments: int
     """fp32 arrays of the optimizer for each parameter."""
@@ -181,10 +184,11 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
         + segment_FS * item
         + _span_max(arrays.working_L)
     )
-    sync_FS = home_FS * (GRAD_BYTES + item) + largest_FS * GRAD_BYTES
+    # A group's boxes at home, of which no device has more than its whole gradient.
+    flying_FS = largest_FS * flying_bytes(1, 1, load.members, item)
     resident_FS = params_FS * (item + GRAD_BYTES)
     resident_FS += home_FS * STATE_BYTES * (1 + load.moments)
-    return resident_FS + np.maximum(depth_FS, sync_FS)
+    return resident_FS + depth_FS + flying_FS
 
 
 def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:

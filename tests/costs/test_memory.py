@@ -92,9 +92,9 @@ def test_tensor_parallelism_divides_split_weights_only():
     assert parts.params_bytes == ((CHAIN.num_params - scales) / 2 + scales) * 4
 
 
-def test_the_peak_is_the_larger_of_two_moments():
-    deep = MemoryParts(params_bytes=10, activations_bytes=5, transient_bytes=3)
-    late = MemoryParts(grads_bytes=2, sync_bytes=9, transient_bytes=7)
-    assert deep.total_bytes == 18
-    assert (deep + late).total_bytes == 10 + 2 + max(5 + 7, 9)
-    assert deep.largest == "params"
+def test_two_stages_of_a_device_are_never_in_a_backward_at_once():
+    one = MemoryParts(params_bytes=10, activations_bytes=5, transient_bytes=3)
+    other = MemoryParts(grads_bytes=2, sync_bytes=9, transient_bytes=7)
+    assert one.total_bytes == 18
+    assert (one + other).total_bytes == 10 + 5 + 2 + 9 + 7
+    assert one.largest == "params"

@@ -7,7 +7,7 @@ import pytest
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Remat
-from hexijax.plan.checks import check
+from hexijax.plan.checks import adopt, check
 from hexijax.plan.plan import (
     Place,
     Plan,
@@ -45,6 +45,7 @@ def test_a_good_plan_passes():
         FAST, SLOW, chain=CHAIN.fingerprint(), cluster=CLUSTER.fingerprint()
     )
     check(owned, CHAIN, CLUSTER)
+    assert adopt(make_plan(FAST, SLOW), CHAIN, CLUSTER) == owned
 
 
 BAD = {
