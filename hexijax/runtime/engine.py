@@ -29,6 +29,7 @@ from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
 from hexijax.runtime.executor import Executor, Parts
 from hexijax.runtime.groups import GroupRuntime, Programs
+from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Reach, classify
@@ -224,11 +225,7 @@ class Engine:
 
     def init(self) -> None:
         """Parameters from the seed and fresh moments, at their homes."""
-        experiment = self.experiment
-        make = experiment.init or experiment.loss.init
-        with jax.default_device(next(iter(self.devices.values()))):
-            params = jax.jit(make)(jax.random.key(experiment.seed))
-        self.set_params(params)
+        self.set_params(initial_params(self.experiment, next(iter(self.devices.values()))))
 
     def set_params(self, params: Any) -> None:
         """Master parameters from a tree of arrays, with fresh moments."""
@@ -255,6 +252,10 @@ class Engine:
     def params(self) -> Any:
         """The user's parameter tree, as NumPy arrays of the master copies."""
         return stored.assemble(self._abstract, self.groups, self.state())
+
+    def moments_like(self, kind: str) -> dict[str, np.ndarray]:
+        """One kind of moment by parameter name; ``kind`` is its path in the state."""
+        return stored.assemble_moments(self._abstract, self.groups, self.state(), kind)
 
     def arrays(self) -> dict[str, jax.Array]:
         """Every state array by global name, kind of state and box."""
@@ -401,13 +402,6 @@ class Engine:
     def wait(self) -> None:
         """Until everything dispatched so far is computed."""
         jax.block_until_ready([s["master"] for s in self.state().values()])
-
-
-def abstract_params(experiment: Experiment) -> Any:
-    """The parameter tree as shapes and dtypes."""
-    if experiment.init is None:
-        return experiment.loss.abstract_params()
-    return jax.eval_shape(experiment.init, jax.random.key(experiment.seed))
 
 
 def _remat(stage: Any, segment: int) -> tuple[Any, ...]:

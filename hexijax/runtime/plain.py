@@ -14,6 +14,7 @@ import optax
 
 from hexijax.experiment import Experiment
 from hexijax.runtime.batches import sample_keys
+from hexijax.runtime.intake import initial_params
 from hexijax.runtime.results import StepResult
 
 
@@ -35,10 +36,7 @@ class PlainEngine:
 
     def init(self) -> None:
         """Parameters and moments, from the experiment's seed."""
-        make = self.experiment.init or self.experiment.loss.init
-        with jax.default_device(self.device):
-            self._params = jax.jit(make)(jax.random.key(self.experiment.seed))
-            self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
+        self.set_params(initial_params(self.experiment, self.device))
 
     def _sums(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
         out = self._loss(params, batch, jax.random.wrap_key_data(key_data))
@@ -113,6 +111,15 @@ class PlainEngine:
     def params(self) -> Any:
         """The parameter tree, on the host."""
         return jax.device_get(self._params)
+
+    def moments(self) -> Any:
+        """The optimizer state, on the host."""
+        return jax.device_get(self._moments)
+
+    def set_params(self, params: Any) -> None:
+        """Parameters from a tree of arrays, with fresh moments."""
+        self._params = jax.device_put(params, self.device)
+        self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
 
     def _named(self) -> tuple[list[str], list[Any], Any]:
         state = {"params": self._params, "moments": self._moments}

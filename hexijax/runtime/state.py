@@ -52,6 +52,23 @@ def assemble(abstract: Any, groups: Groups, state: State) -> Any:
     return jax.tree.unflatten(tree, [whole[path_name(p)] for p, _ in leaves])
 
 
+def assemble_moments(
+    abstract: Any, groups: Groups, state: State, kind: str
+) -> dict[str, np.ndarray]:
+    """One kind of moment (a path in the optimizer state, as ``0/mu``) by parameter."""
+    whole = {
+        path_name(p): np.full(x.shape, np.nan, x.dtype)
+        for p, x in jax.tree_util.tree_leaves_with_path(abstract)
+    }
+    for (home, name), held in state.items():
+        paths = groups[name].moment_names(home)
+        by_path = dict(zip(paths, held["moments"], strict=True))
+        for leaf, box in groups[name].held[home]:
+            index = tuple(slice(*rows) for rows in global_box(leaf, box))
+            whole[leaf.name][index] = np.asarray(by_path[f"{kind}/{leaf.name}"])
+    return whole
+
+
 def named(groups: Groups, state: State) -> dict[str, Any]:
     """Every array of the state under ``leaf|kind of state|box``.
 
