@@ -4,11 +4,13 @@ Run:     hexijax run experiments/quickstart.py
          --set data=PATH takes your own text files, or tokens in a .npy file
 Needs:   eight forced CPU devices, which the cluster file declares as two kinds: no GPU,
          no download, 2 cores, 3 minutes
-Expect:  a loss below 2.3 nats a byte (bigrams of this text give 2.43)
+Expect:  a loss near 2.07 nats a byte after 160 steps (bigrams of this text give 2.43);
+         measured with JAX 0.10.2 on 2 cores: 170 s of processor time in all
 
 The plan beside this file is uneven in every way at once: a replica of three stages
 without and one of two stages with tensor parallelism, other layers in each stage, and
-other numbers of microbatches. `--plan single` gives the same losses on one device.
+other numbers of microbatches. `--plan single` gives the same losses on one device: the
+first 20 within 4e-6.
 """
 
 import dataclasses

@@ -69,6 +69,16 @@ def test_a_run_leaves_its_plan_its_metrics_and_its_report(tmp_path: Path, capsys
     assert losses(tmp_path / "tiny-003") == losses(folder)
 
 
+def test_any_cluster_file_is_emulated_and_planned_for(tmp_path: Path, capsys):
+    hexiscale = str(ROOT / "experiments/clusters/hexiscale.toml")
+    assert run(tmp_path, "--cluster", hexiscale, "--emulate") == 0
+    assert "tiny_plan.txt does not fit, so a plan is made." in capsys.readouterr().out
+    report = json.loads((tmp_path / "tiny-001" / "report.json").read_text())
+    assert report["mfu"] is None  # the speed of forced CPU devices says nothing
+    assert {device["jax"].split(":")[0] for device in report["devices"]} == {"cpu"}
+    assert report["predicted_step_s"] > 0
+
+
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys):
     assert run(tmp_path, "--set", "steps=5") == 0
     half = ("--out", str(tmp_path / "half"))
