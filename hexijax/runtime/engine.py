@@ -28,13 +28,14 @@ from hexijax.runtime import state as stored
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
 from hexijax.runtime.executor import Executor, Parts
+from hexijax.runtime.fuse import fused_segments
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Reach, classify
 from hexijax.runtime.results import StepResult
-from hexijax.runtime.segments import Compiler, Progress, lane_arrays, zeros
+from hexijax.runtime.segments import Compiler, Progress, Work, lane_arrays, zeros
 
 
 class Engine:
@@ -82,7 +83,7 @@ class Engine:
         }
         self.groups = self._make_groups()
         compiler = Compiler(self.layout, progress)
-        self._add(compiler, grad=True)
+        self._add(compiler, self.program, grad=True)
         self._executor = Executor(self.program, self._parts(self.program, compiler))
         self._evaluator: Executor | None = None
         self._batch: Mapping[str, np.ndarray] = {}
@@ -161,11 +162,14 @@ class Engine:
             for group in self.chain.groups
         }
 
-    def _add(self, compiler: Compiler, *, grad: bool) -> None:
+    def _add(self, compiler: Compiler, program: Program, *, grad: bool) -> None:
+        fused = fused_segments(program) if grad else set()
         for (place, i), segment in self._segments.items():
             dtypes = self._param_dtypes(place)
             ids = [dtypes[leaf.id] for leaf in segment.leaves]
-            compiler.add((place, i), place, segment, ids, grad=grad)
+            work = Work.FUSED if (place, i) in fused else Work.TRAIN
+            work = work if grad else Work.EVALUATE
+            compiler.add((place, i), place, segment, ids, work)
 
     def _parts(self, program: Program, compiler: Compiler) -> Parts:
         return Parts(
@@ -299,7 +303,7 @@ class Engine:
         if self._evaluator is None:
             program = lower(self.plan, self.chain, rules=self._rules, evaluation=True)
             compiler = Compiler(self.layout)
-            self._add(compiler, grad=False)
+            self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
         weight = self._begin(batch, step)
         for name, group in self.groups.items():

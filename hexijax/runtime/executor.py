@@ -70,7 +70,7 @@ class Executor:
             for place_segment, compiled in parts.segments.items()
         }
         self.prologue = [self._action(i) for i in program.prologue]
-        self.body = [self._action(i) for i in program.body]
+        self.body = self._body(program)
         self.drain = [self._action(i) for i in program.drain]
         ahead = [b for b in self._slot if b.step == 1]
         self._turn = [
@@ -89,6 +89,28 @@ class Executor:
         for b in left:
             self.slots[self._slot[b]] = None
         return left
+
+    def _body(self, program: Program) -> list[Action]:
+        """Actions of the body; a fused backward is done by its forward."""
+        backward = {
+            (i.place, i.segment, i.microbatches): i
+            for i in program.body
+            if isinstance(i, Backward)
+        }
+        actions = []
+        for i in program.body:
+            fused = (
+                isinstance(i, Forward | Backward)
+                and self._parts.segments[i.place, i.segment].fused is not None
+            )
+            if not fused:
+                actions.append(self._action(i))
+            elif isinstance(i, Forward):
+                pair = backward[i.place, i.segment, i.microbatches]
+                actions.append(self._then_forget(self._fused(i, pair), i))
+            else:
+                actions.append(self._then_forget(_nothing, i))
+        return actions
 
     def _run(self, actions: Sequence[Action]) -> None:
         slots = self.slots
@@ -148,6 +170,9 @@ class Executor:
                 )
             case _:
                 raise AssertionError(instruction)
+        return self._then_forget(action, instruction)
+
+    def _then_forget(self, action: Action, instruction: Instruction) -> Action:
         dead = [self._at(read.buffer) for read in instruction.reads if read.dies]
         if not dead:
             return action
@@ -238,36 +263,68 @@ class Executor:
         cot = list(self._reads(instruction, Kind.COT).values())
         cot_out = list(self._writes(instruction, Kind.COT).values())
         seed, place = self._parts.seed, instruction.place
-        before, after = (
-            self._reads(instruction, Kind.GRAD),
-            self._writes(instruction, Kind.GRAD),
-        )
-        names = self._groups_of[key]
-        fresh = [self._parts.zeros(place, name) for name in names]
-        sources = [
-            (before.get(name), zero) for name, zero in zip(names, fresh, strict=True)
-        ]
-        sizes = [len(self._parts.groups[name].group.leaves) for name in names]
-        targets, start = [], 0
-        for name, size in zip(names, sizes, strict=True):
-            targets.append((after[name], start, start + size))
-            start += size
+        grads_before, keep_grads = self._grads(instruction)
         backward = compiled.backward
 
         def action(slots: Slots) -> None:
-            grads = tuple(
-                x
-                for slot, zero in sources
-                for x in (zero() if slot is None else slots[slot])
-            )
             d_out = slots[cot[0]] if cot else seed(place)
-            grads, d_in = backward(*inputs(slots), slots[res], d_out, grads)
-            for slot, lo, hi in targets:
-                slots[slot] = grads[lo:hi]
+            grads, d_in = backward(
+                *inputs(slots), slots[res], d_out, grads_before(slots)
+            )
+            keep_grads(slots, grads)
             if cot_out:
                 slots[cot_out[0]] = d_in
 
         return action
+
+    def _fused(self, forward: Forward, backward: Backward) -> Action:
+        compiled = self._parts.segments[forward.place, forward.segment]
+        inputs = self._inputs(forward)
+        (out,) = (self._at(b) for b in forward.writes if b.kind is Kind.SCALAR)
+        cot_out = list(self._writes(backward, Kind.COT).values())
+        seed, place = self._parts.seed, forward.place
+        grads_before, keep_grads = self._grads(backward)
+        both = compiled.fused
+
+        def action(slots: Slots) -> None:
+            slots[out], grads, d_in = both(
+                *inputs(slots), seed(place), grads_before(slots)
+            )
+            keep_grads(slots, grads)
+            if cot_out:
+                slots[cot_out[0]] = d_in
+
+        return action
+
+    def _grads(
+        self, instruction: Backward
+    ) -> tuple[Callable[[Slots], Any], Callable[[Slots, Any], None]]:
+        """The accumulators a backward adds to, and where their sums go."""
+        place = instruction.place
+        before, after = (
+            self._reads(instruction, Kind.GRAD),
+            self._writes(instruction, Kind.GRAD),
+        )
+        names = self._groups_of[place, instruction.segment]
+        sources = [(before.get(name), self._parts.zeros(place, name)) for name in names]
+        targets, start = [], 0
+        for name in names:
+            size = len(self._parts.groups[name].group.leaves)
+            targets.append((after[name], start, start + size))
+            start += size
+
+        def take(slots: Slots) -> Any:
+            return tuple(
+                x
+                for slot, zero in sources
+                for x in (zero() if slot is None else slots[slot])
+            )
+
+        def keep(slots: Slots, grads: Any) -> None:
+            for slot, lo, hi in targets:
+                slots[slot] = grads[lo:hi]
+
+        return take, keep
 
     def _send(self, instruction: Send) -> Action:
         (read,) = (r.buffer for r in instruction.reads)
@@ -354,9 +411,9 @@ class Executor:
 
         def action(slots: Slots) -> None:
             judged = slots[verdict[0]] if verdict else None
-            new = group.update(home, slots[state], slots[grad], judged)
-            slots[new_state] = new
-            slots[new_slice] = group.slices(home, new)
+            slots[new_state], slots[new_slice] = group.update(
+                home, slots[state], slots[grad], judged
+            )
 
         return action
 

@@ -106,9 +106,21 @@ class GroupRuntime:
 
     @functools.cache  # noqa: B019
     def _lanes_alone(self, home: Place) -> Callable[..., Any]:
+        given, wanted = self._grads(home), self._slices(home)
+        if self.layout.lanes(home) == 1 and all(
+            g.sharding.is_equivalent_to(w, len(g.shape))
+            for g, w in zip(given, wanted, strict=True)
+        ):
+            norm = self.programs.get(
+                _squares, (given,), out_shardings=self.layout.replicated(home)
+            )
+            return lambda grads: (grads, norm(grads))
+
         def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
+            lanes = self.layout.lanes(home)
             summed = tuple(
-                _cut(jnp.sum(g, 0), box) for g, (_, box) in zip(grads, self.held[home])
+                _cut(_over_lanes(g, lanes), box)
+                for g, (_, box) in zip(grads, self.held[home], strict=True)
             )
             return summed, _squares(summed)
 
@@ -120,7 +132,7 @@ class GroupRuntime:
         index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
 
         def f(grads: Arrays) -> dict[Place, Arrays]:
-            summed = [jnp.sum(g, 0) for g in grads]
+            summed = [_over_lanes(g, self.layout.lanes(member)) for g in grads]
             return {
                 home: tuple(
                     _cut(summed[index[leaf.id]], box) for leaf, box in self.held[home]
@@ -193,19 +205,38 @@ class GroupRuntime:
 
     def update(
         self, home: Place, state: dict[str, Any], grads: Arrays, verdict: jax.Array | None
-    ) -> dict[str, Any]:
-        """The next state; overwrites ``state`` and ``grads``.
+    ) -> tuple[dict[str, Any], Arrays]:
+        """The next state, which overwrites ``state``, and the slices to gather.
 
         ``verdict`` is (norm, factor, finite) when clipped or guarded.
         """
         f = self._update_program(home, verdict is not None)
-        return f(state, grads, *(() if verdict is None else (verdict,)))
+        new, cast = f(state, grads, *(() if verdict is None else (verdict,)))
+        narrow = iter(cast)
+        return new, tuple(
+            next(narrow) if cast_it else master
+            for cast_it, master in zip(self._casts(home), new["master"], strict=True)
+        )
+
+    @functools.cache  # noqa: B019
+    def _casts(self, home: Place) -> tuple[bool, ...]:
+        """Which leaves of a home travel in another dtype than their master's."""
+        return tuple(
+            jnp.dtype(self.slice_dtypes[leaf.id]) != jnp.dtype(leaf.dtype)
+            for leaf, _ in self.held[home]
+        )
 
     @functools.cache  # noqa: B019
     def _update_program(self, home: Place, judged: bool) -> Callable[..., Any]:
         names, guarded, unscale = self._names(home), self._guarded, self._unscale
+        casts = [
+            self.slice_dtypes[leaf.id] if cast_it else None
+            for (leaf, _), cast_it in zip(self.held[home], self._casts(home), strict=True)
+        ]
 
-        def f(state: dict[str, Any], grads: Arrays, *verdict: jax.Array) -> dict[str, Any]:
+        def f(
+            state: dict[str, Any], grads: Arrays, *verdict: jax.Array
+        ) -> tuple[dict[str, Any], Arrays]:
             masters, moments = state["master"], state["moments"]
             factor = verdict[0][1] if judged else unscale
             scaled = [g * factor for g in grads] if judged or unscale != 1 else list(grads)
@@ -215,14 +246,20 @@ class GroupRuntime:
             if guarded:
                 finite = verdict[0][2] > 0
                 new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
-            return new
+            cast = (x.astype(d) for x, d in zip(new["master"], casts, strict=True) if d)
+            return new, tuple(cast)
 
         structs = self.state_structs(home)
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
             args.append(struct((3,), "float32", self.layout.replicated(home)))
-        out = jax.tree.map(lambda s: s.sharding, structs)
-        return self.programs.get(f, tuple(args), out_shardings=out, donate_argnums=(0,))
+        where = jax.tree.map(lambda s: s.sharding, structs)
+        cast_to = tuple(
+            sharding for sharding, d in zip(where["master"], casts, strict=True) if d
+        )
+        return self.programs.get(
+            f, tuple(args), out_shardings=(where, cast_to), donate_argnums=(0,)
+        )
 
     # Gather
 
@@ -343,9 +380,9 @@ class GroupRuntime:
         )
 
     def _grads(self, place: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
-        lanes = self.layout.lanes(place)
+        shape, sharding = self.layout.grad_shape, self.layout.grad
         return tuple(
-            struct((lanes, *leaf.shape), "float32", self.layout.grad(place, leaf))
+            struct(shape(place, leaf), "float32", sharding(place, leaf))
             for leaf in self.group.leaves
         )
 
@@ -360,6 +397,10 @@ class GroupRuntime:
 
 def _cut(x: jax.Array, box: Box) -> jax.Array:
     return x[tuple(slice(start, stop) for start, stop in box)]
+
+
+def _over_lanes(grad: jax.Array, lanes: int) -> jax.Array:
+    return jnp.sum(grad, 0) if lanes > 1 else grad
 
 
 def _squares(arrays: Sequence[jax.Array]) -> jax.Array:

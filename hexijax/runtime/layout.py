@@ -2,9 +2,9 @@
 
     Plan + Chain + devices -> Layout -> shardings of parameters, state, gradients, lanes
 
-What a lane computes carries a leading lane dim, split over ``data``: activations,
-residuals and gradient accumulators are ``[lanes, ...]``. Parameters and state have no such
-dim. On one device every sharding is the trivial one, and no lane pays for the others.
+What a lane computes carries a leading lane dim, split over ``data``: activations and
+residuals are ``[lanes, ...]``, gradient accumulators too where there are several lanes.
+Parameters and state have no such dim.
 """
 
 import dataclasses
@@ -76,8 +76,14 @@ class Layout:
         return self._sharding(place, self._tensor_axes(place, leaf))
 
     def grad(self, place: Place, leaf: Leaf) -> NamedSharding:
-        """A gradient accumulator ``[lanes, *leaf.shape]``."""
-        return self._sharding(place, (DATA, *self._tensor_axes(place, leaf)))
+        """A gradient accumulator; see ``grad_shape``."""
+        by_lane = (DATA,) if self.lanes(place) > 1 else ()
+        return self._sharding(place, (*by_lane, *self._tensor_axes(place, leaf)))
+
+    def grad_shape(self, place: Place, leaf: Leaf) -> tuple[int, ...]:
+        """``[lanes, *leaf.shape]``; a single lane's sum is the leaf's gradient itself."""
+        lanes = self.lanes(place)
+        return (lanes, *leaf.shape) if lanes > 1 else leaf.shape
 
     def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
         """A box of a leaf's state at its home: split over tensor shards, then lanes.

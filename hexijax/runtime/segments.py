@@ -9,6 +9,8 @@ compiled side by side; two segments that are alike on the same devices share one
 
 import concurrent.futures
 import dataclasses
+import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,8 +36,18 @@ class Compiled:
     """(params, act, batch, consts) -> (act or scalars, residuals)."""
     backward: Callable[..., Any] | None
     """(params, act, batch, consts, residuals, cot or seed, grads) -> (grads, cot)."""
+    fused: Callable[..., Any] | None
+    """(params, act, batch, consts, seed, grads) -> (scalars, grads, cot)."""
     evaluate: Callable[..., Any] | None
     """(params, act, batch, consts) -> act or scalars."""
+
+
+class Work(enum.Enum):
+    """Which programs of a segment are wanted."""
+
+    TRAIN = "forward and backward"
+    FUSED = "both in one"
+    EVALUATE = "forward alone"
 
 
 class Compiler:
@@ -48,14 +60,15 @@ class Compiler:
         self._wanted: dict[Any, Any] = {}
 
     def add(
-        self, name: Any, place: Place, segment: Segment, dtypes: Sequence[str], *, grad: bool
+        self, name: Any, place: Place, segment: Segment, dtypes: Sequence[str], work: Work
     ) -> None:
         """Ask for a segment's programs; ``dtypes`` are those its parameters arrive in."""
         names, lanes, tensor = self.layout.shape(place)
-        cut = tuple(leaf.tensor_dim for leaf in segment.leaves) if tensor > 1 else ()
-        key = (segment.signature, names, lanes, tensor, cut, tuple(dtypes), grad)
+        leaves = [self.layout.leaf[leaf.id] for leaf in segment.leaves]
+        cut = tuple(leaf.tensor_dim for leaf in leaves) if tensor > 1 else ()
+        key = (segment.signature, names, lanes, tensor, cut, tuple(dtypes), work)
         if key not in self._made:
-            self._made[key] = _Job(self.layout, place, segment, dtypes, grad)
+            self._made[key] = _Job(self.layout, place, segment, dtypes, work)
         self._wanted[name] = (key, segment)
 
     def compile(self) -> dict[Any, Compiled]:
@@ -67,8 +80,13 @@ class Compiler:
         workers = max(2, min(16, (jax.local_device_count() or 1)))
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             # A backward's inputs are its forward's outputs, sharded as XLA chose.
-            stages = [[job.lower_first for job in jobs]]
-            stages.append([job.lower_backward for job in jobs if job.grad])
+            stages = [
+                [
+                    job.lower_fused if job.work is Work.FUSED else job.lower_first
+                    for job in jobs
+                ],
+                [job.lower_backward for job in jobs if job.work is Work.TRAIN],
+            ]
             for lowerings in stages:
                 futures = [pool.submit(lower().finish) for lower in lowerings]
                 for future in concurrent.futures.as_completed(futures):
@@ -94,13 +112,15 @@ class _Job:
     """One distinct segment program set."""
 
     def __init__(
-        self, layout: Layout, place: Place, segment: Segment, dtypes: Sequence[str], grad: bool
+        self, layout: Layout, place: Place, segment: Segment, dtypes: Sequence[str], work: Work
     ):
-        self.layout, self.place, self.segment, self.grad = layout, place, segment, grad
+        self.layout, self.place, self.segment, self.work = layout, place, segment, work
+        # The chain's leaves, which know the dim that tensor parallelism splits.
+        self.leaves = tuple(layout.leaf[leaf.id] for leaf in segment.leaves)
         self.dtypes = tuple(dtypes)
         self.lanes = layout.lanes(place)
-        self.num_programs = 2 if grad else 1
-        self.compiled = Compiled(segment, None, None, None)
+        self.num_programs = 2 if work is Work.TRAIN else 1
+        self.compiled = Compiled(segment, None, None, None, None)
         self._residuals: Any = None
 
     # Shapes and shardings of what goes in.
@@ -110,7 +130,7 @@ class _Job:
             jax.ShapeDtypeStruct(
                 leaf.shape, jnp.dtype(dtype), sharding=self.layout.param(self.place, leaf)
             )
-            for leaf, dtype in zip(self.segment.leaves, self.dtypes, strict=True)
+            for leaf, dtype in zip(self.leaves, self.dtypes, strict=True)
         )
 
     def _laned(self, struct: Any) -> jax.ShapeDtypeStruct:
@@ -144,11 +164,11 @@ class _Job:
     def _grads(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(
             jax.ShapeDtypeStruct(
-                (self.lanes, *leaf.shape),
+                self.layout.grad_shape(self.place, leaf),
                 jnp.float32,
                 sharding=self.layout.grad(self.place, leaf),
             )
-            for leaf in self.segment.leaves
+            for leaf in self.leaves
         )
 
     def _use(self, params: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -162,7 +182,7 @@ class _Job:
 
     def lower_first(self) -> _Lowered:
         """Forward with residuals, or evaluation."""
-        segment, grad = self.segment, self.grad
+        segment, grad = self.segment, self.work is Work.TRAIN
 
         def run(params, consts, laned):
             act, batch = laned
@@ -191,16 +211,13 @@ class _Job:
                     shapes,
                     shardings,
                 )
-                self.compiled = dataclasses.replace(self.compiled, forward=compiled)
-            else:
-                self.compiled = dataclasses.replace(self.compiled, evaluate=compiled)
+            self._keep("forward" if grad else "evaluate", compiled)
 
         return _Lowered(lowered, keep)
 
     def lower_backward(self) -> _Lowered:
         """Backward that adds to the gradients, which it is given to overwrite."""
-        segment, leaves = self.segment, self.segment.leaves
-        seed_is_shared = segment.is_last
+        segment = self.segment
 
         def run(params, shared, laned):
             consts, seed = shared
@@ -210,24 +227,21 @@ class _Job:
                 act,
                 {**batch, **consts},
                 residuals,
-                seed if seed_is_shared else cot,
+                seed if segment.is_last else cot,
             )
-            grads = tuple(
-                g + d.astype(jnp.float32) for g, d in zip(grads, d_params, strict=True)
-            )
-            return grads, d_act
+            return _added(grads, d_params), d_act
 
         def program(params, act, batch, consts, residuals, cot, grads):
-            seed, laned = (cot, ()) if seed_is_shared else ((), cot)
-            return self._per_lane(run)(
-                params, (consts, seed), (act, batch, residuals, laned, grads)
+            seed, laned = (cot, ()) if segment.is_last else ((), cot)
+            grads, d_act = self._per_lane(run)(
+                params, (consts, seed), (act, batch, residuals, laned, self._open(grads))
             )
+            return self._close(grads), d_act
 
-        out = (
-            tuple(self.layout.grad(self.place, leaf) for leaf in leaves),
-            self.layout.by_lane(self.place),
-        )
-        lowered = jax.jit(program, out_shardings=out, donate_argnums=6).lower(
+        by_lane = self.layout.by_lane(self.place)
+        lowered = jax.jit(
+            program, out_shardings=(self._grad_shardings(), by_lane), donate_argnums=6
+        ).lower(
             self._params(),
             self._act(),
             self._batch(),
@@ -236,11 +250,53 @@ class _Job:
             self._cot(),
             self._grads(),
         )
+        return _Lowered(lowered, functools.partial(self._keep, "backward"))
 
-        def keep(compiled: Any) -> None:
-            self.compiled = dataclasses.replace(self.compiled, backward=compiled)
+    def lower_fused(self) -> _Lowered:
+        """Forward and backward at once: nothing is kept in between."""
+        segment = self.segment
 
-        return _Lowered(lowered, keep)
+        def run(params, shared, laned):
+            consts, seed = shared
+            act, batch, grads = laned
+            given = self._use(params), act, {**batch, **consts}
+            out, residuals = segment.forward(*given)
+            d_params, d_act = segment.backward(*given, residuals, seed)
+            return out, _added(grads, d_params), d_act
+
+        def program(params, act, batch, consts, seed, grads):
+            out, grads, d_act = self._per_lane(run)(
+                params, (consts, seed), (act, batch, self._open(grads))
+            )
+            return out, self._close(grads), d_act
+
+        by_lane = self.layout.by_lane(self.place)
+        lowered = jax.jit(
+            program,
+            out_shardings=(by_lane, self._grad_shardings(), by_lane),
+            donate_argnums=5,
+        ).lower(
+            self._params(),
+            self._act(),
+            self._batch(),
+            self._consts(),
+            self._cot(),
+            self._grads(),
+        )
+        return _Lowered(lowered, functools.partial(self._keep, "fused"))
+
+    def _keep(self, field: str, compiled: Any) -> None:
+        self.compiled = dataclasses.replace(self.compiled, **{field: compiled})
+
+    def _grad_shardings(self) -> tuple[NamedSharding, ...]:
+        return tuple(self.layout.grad(self.place, leaf) for leaf in self.leaves)
+
+    def _open(self, grads: Any) -> Any:
+        """Accumulators with a lane dim, which a single lane's do not carry."""
+        return grads if self.lanes > 1 else tuple(g[None] for g in grads)
+
+    def _close(self, grads: Any) -> Any:
+        return grads if self.lanes > 1 else tuple(g[0] for g in grads)
 
     def _per_lane(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """``f(params, shared, laned)`` on each lane's own part of ``laned``."""
@@ -264,6 +320,10 @@ class _Job:
         )
 
 
+def _added(grads: Any, d_params: Any) -> tuple[jax.Array, ...]:
+    return tuple(g + d.astype(jnp.float32) for g, d in zip(grads, d_params, strict=True))
+
+
 def batch_shapes(segment: Segment) -> dict[str, Any]:
     """Shapes of the batch arrays a segment reads, of one lane."""
     shapes = {name: v.aval for v, name in segment.code.batch.items()}
@@ -281,7 +341,7 @@ def const_shapes(segment: Segment) -> dict[str, Any]:
 def zeros(layout: Layout, place: Place, leaves: Sequence[Leaf]) -> Callable[[], Any]:
     """A compiled maker of fresh gradient accumulators."""
     shardings: tuple[NamedSharding, ...] = tuple(layout.grad(place, x) for x in leaves)
-    shapes = tuple((layout.lanes(place), *x.shape) for x in leaves)
+    shapes = tuple(layout.grad_shape(place, x) for x in leaves)
 
     def make() -> tuple[jax.Array, ...]:
         return tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
