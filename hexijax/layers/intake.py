@@ -84,7 +84,7 @@ def named_outputs(returned: Any, num_samples: int) -> dict[str, Any]:
     form = "loss(params, batch, keys) -> (sum, weight) or (sum, weight, metrics)"
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         raise TraceError(
-            f"The loss returned {type(returned).__name__}; the rule is {form}. Return "
+            f"The loss returned {_described(returned)}; the rule is {form}. Return "
             "the loss summed by sample and the weights (as token counts) to divide by."
         )
     total, weight, *rest = returned
@@ -100,6 +100,12 @@ def named_outputs(returned: Any, num_samples: int) -> dict[str, Any]:
                 "over the other dims."
             )
     return {k: jnp.asarray(v, jnp.float32) for k, v in outputs.items()}
+
+
+def _described(returned: Any) -> str:
+    if isinstance(returned, tuple):
+        return f"{len(returned)} values"
+    return "one array" if hasattr(returned, "shape") else f"a {type(returned).__name__}"
 
 
 def _leaves(

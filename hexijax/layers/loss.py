@@ -158,10 +158,23 @@ class NnxLoss(ModelLoss):
         return self.build(**given)
 
     @functools.cached_property
-    def _split(self) -> tuple[Any, Any, Any]:
-        """Graph, shapes of the parameters, other variables with their values."""
-        graph, params, rest = nnx.split(nnx.eval_shape(self._module), nnx.Param, ...)
-        for path, variable in _flat_state(rest):
+    def _abstract(self) -> Any:
+        """The module with shapes for arrays."""
+        module = nnx.eval_shape(self._module)
+        if not any(map(_holds_tracer, _modules(module))):
+            return module
+        # Arrays that are plain attributes do not survive an abstract build.
+        with jax.ensure_compile_time_eval():
+            return self._module()
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any, Any, Any]:
+        """Graph, shapes of the parameters and of the random states, other variables
+        with their values."""
+        graph, params, seeds, fixed = nnx.split(
+            self._abstract, nnx.Param, nnx.RngState, ...
+        )
+        for path, variable in _flat_state(fixed):
             if isinstance(variable, nnx.BatchStat):
                 raise ModelError(
                     f"Variable {'/'.join(map(str, path))!r} is a running statistic "
@@ -169,15 +182,18 @@ class NnxLoss(ModelLoss):
                     "loss is no sum over samples. Use a norm over features (LayerNorm, "
                     "RMSNorm, GroupNorm)."
                 )
-        fixed = nnx.state(nnx.eval_shape(self._module), _is_fixed)
-        if jax.tree.leaves(fixed):
+        abstract = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(fixed)]
+        if any(abstract):
             # Compiled, so that the parameters beside them are never made.
-            fixed = jax.jit(lambda: nnx.state(self._module(), _is_fixed))()
-        return graph, params, fixed
+            make = jax.jit(lambda: nnx.state(self._module(), _is_fixed))
+            with jax.ensure_compile_time_eval():
+                fixed = make()
+        params, seeds = jax.tree.map(_struct, (params, seeds))
+        return graph, params, seeds, fixed
 
     @property
     def _draws(self) -> bool:
-        return any(map(_draws, _modules(nnx.eval_shape(self._module))))
+        return any(map(_draws, _modules(self._abstract)))
 
     def init(self, key: Any) -> Any:
         """Fresh parameters: nested plain dicts of arrays."""
@@ -193,16 +209,22 @@ class NnxLoss(ModelLoss):
         return self._merge(params, jax.random.key(0))
 
     def _merge(self, params: Any, key: Any) -> Any:
-        graph, abstract, fixed = self._split
-        _, _, rest = nnx.split(nnx.eval_shape(self._module), nnx.Param, ...)
+        graph, abstract, seeds, fixed = self._split
         state = jax.tree.map(lambda x: x, abstract)
         nnx.replace_by_pure_dict(state, params)
-        seeds = _seeded(nnx.filter_state(rest, nnx.RngState), key)
-        return nnx.merge(graph, state, fixed, seeds)
+        return nnx.merge(graph, state, _seeded(seeds, key), fixed)
 
     def _apply(self, params: Any, arguments: tuple[Any, ...], key: Any) -> Any:
         key = jax.random.key(0) if key is None else key
         return self.per_sample(self._merge(params, key), *arguments)
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _holds_tracer(module: Any) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in vars(module).values())
 
 
 def _flat_state(state: Any) -> Sequence[tuple[tuple[Any, ...], Any]]:
@@ -334,7 +356,8 @@ class LinenLoss(ModelLoss):
             return {k: made[k] for k in others}
 
         # Compiled, so that the parameters beside them are never made.
-        return jax.jit(make)(jax.random.key(0))
+        with jax.ensure_compile_time_eval():
+            return jax.jit(make)(jax.random.key(0))
 
     @functools.cached_property
     def _draws(self) -> bool:

@@ -56,7 +56,7 @@ def check(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> Ve
     them, because a mean over samples differs from a sum in a number only.
     """
     two, three = (loss_equations(loss, params, batch, n) for n in (2, 3))
-    verdicts = [*_constants(two, three), *follow(three, 3)]
+    verdicts = [*follow(three, 3), *_constants(two, three)]
     order = {"mixes": 0, "unknown": 1, "sum": 2}
     worst = min(verdicts, key=lambda verdict: order[verdict.kind])
     if worst.kind == "unknown":

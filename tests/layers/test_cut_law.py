@@ -83,7 +83,7 @@ REMATS = st.sampled_from(list(Remat))
 
 
 @pytest.mark.parametrize("name", zoo.CASES)
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(data=st.data())
 def test_any_cut_gives_the_loss_and_gradients_of_the_whole(
     name: str, data: st.DataObject
