@@ -80,24 +80,19 @@ class PlainLlama:
     def init(self) -> None:
         """Random weights on the device."""
 
-        def make(key: jax.Array) -> Any:
-            leaves, tree = jax.tree.flatten(self.shapes)
-            keys = jax.random.split(key, len(leaves))
+        leaves, tree = jax.tree.flatten(self.shapes)
+        with jax.default_device(self.device):
+            keys = jax.random.split(jax.random.key(0), len(leaves))
             made = [
                 0.02 * jax.random.normal(k, x.shape, x.dtype)
                 if len(x.shape) > 1
                 else jnp.ones(x.shape, x.dtype)
                 for k, x in zip(keys, leaves, strict=True)
             ]
-            master = jax.tree.unflatten(tree, made)
-            zero = jax.tree.map(jnp.zeros_like, master)
-            moments = self.optimizer.init(master)
-            return master, moments, self.cast(master), (jnp.zeros(()), zero)
-
-        with jax.default_device(self.device):
-            self.master, self.moments, self.weights, self.sums = jax.jit(make)(
-                jax.random.key(0)
-            )
+            self.master = jax.tree.unflatten(tree, made)
+            self.moments = self.optimizer.init(self.master)
+            self.weights = jax.jit(self.cast)(self.master)
+            self.sums = jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.master)
 
     def step(self, batch: np.ndarray) -> jax.Array:
         """One step on ``[samples, length + 1]`` tokens; returns the loss, not waited for."""
@@ -117,11 +112,14 @@ def stage_times(
     tokens: np.ndarray,
     device: jax.Device,
     repeats: int,
-) -> list[tuple[float, float]]:
-    """(forward, backward) seconds of each run of blocks, each as one plain program.
+) -> dict[str, list[tuple[float, float]]]:
+    """(forward, backward) seconds of each run of blocks, in plain programs.
 
-    The first run holds the embedding, the last the head and the loss. Backward is the
-    time of forward, backward and the addition to fp32 accumulators, less the forward's.
+    The first run holds the embedding, the last the head and the loss. ``apart``: a forward
+    that returns what its backward needs (matrix products kept, the rest recomputed) and a
+    backward that takes it, as any pipeline must; the last run is one program.
+    ``together``: a forward that keeps nothing, and forward and backward in one program
+    less that forward; no pipeline can run so, it bounds them all.
     """
     abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
     graph, shapes, rest = nnx.split(abstract, nnx.Param, ...)
@@ -132,66 +130,128 @@ def stage_times(
         )
         x = jnp.ones((*tokens[:, 1:].shape, config.width), config.dtype)
         tokens_BT = jnp.asarray(tokens)
-    times = []
-    for start, stop in spans:
-        last = stop == config.depth
+    times: dict[str, list[tuple[float, float]]] = {"apart": [], "together": []}
+    for span in spans:
+        run = _run_of_blocks(config, graph, rest, tokens_BT, span)
+        used = _used(run, weights, x)
+        whole, tree = jax.tree.flatten(weights)
+        mine = [w for w, u in zip(whole, used, strict=True) if u]
 
-        def run(weights: Any, x: jax.Array, start=start, stop=stop, last=last) -> Any:
-            model = nnx.merge(graph, weights, rest)
-            inputs = tokens_BT[:, :-1]
-            rope = rope_table(inputs.shape[1], config.head_dim, config.rope_theta)
-            if start == 0:
-                x = embed_tokens(model.embed.embedding[...], inputs, config.dtype)
-            for block in list(model.blocks)[start:stop]:
-                x = block(x, *rope)
-            if last:
-                logits = model.head(model.norm(x))
-                return next_token_loss(logits, tokens_BT[:, 1:])[0].sum()
-            return x
+        def on(mine: Any, x: jax.Array, keep: bool, run=run, used=used, tree=tree) -> Any:
+            given = iter(mine)
+            leaves = [next(given) if u else None for u in used]
+            return run(jax.tree.unflatten(tree, leaves), x, keep)
 
-        def both(weights: Any, x: jax.Array, acc: Any, run=run) -> Any:
-            out, vjp = jax.vjp(run, weights, x)
-            d_weights, d_x = vjp(jnp.ones_like(out))
-            add = jax.tree.map(lambda a, d: a + d.astype(jnp.float32), acc, d_weights)
-            return add, d_x
-
-        forward = jax.jit(run)
-        used = _only_used(run, weights, x)
-        with jax.default_device(device):
-            acc = jax.tree.map(
-                lambda w, u: jnp.zeros(w.shape if u else (), jnp.float32), weights, used
-            )
-        # Accumulators of other stages' weights are scalars: no traffic.
-        narrow = jax.jit(
-            lambda w, x, acc, both=both, used=used: _narrow(both, w, x, acc, used),
-            donate_argnums=2,
-        )
-        jax.block_until_ready(forward(weights, x))
-        acc, _ = narrow(weights, x, acc)
-        f, _, _ = median_s(lambda: jax.block_until_ready(forward(weights, x)), repeats)
-        total = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            acc, d_x = narrow(weights, x, acc)
-            jax.block_until_ready(d_x)
-            total.append(time.perf_counter() - began)
-        times.append((f, statistics.median(total) - f))
+        last = span[1] == config.depth
+        forward_s, both_s = _together(on, mine, x, device, repeats)
+        times["together"].append((forward_s, both_s - forward_s))
+        split = (forward_s, both_s - forward_s) if last else _apart(on, mine, x, device, repeats)
+        times["apart"].append(split)
     return times
 
 
-def _only_used(run: Callable[..., Any], weights: Any, x: jax.Array) -> Any:
+def _run_of_blocks(
+    config: LlamaConfig, graph: Any, rest: Any, tokens_BT: jax.Array, span: tuple[int, int]
+) -> Callable[..., Any]:
+    def run(weights: Any, x: jax.Array, keep: bool) -> Any:
+        model = nnx.merge(graph, weights, rest)
+        inputs = tokens_BT[:, :-1]
+        rope = rope_table(inputs.shape[1], config.head_dim, config.rope_theta)
+        if span[0] == 0:
+            x = embed_tokens(model.embed.embedding[...], inputs, config.dtype)
+        for block in list(model.blocks)[slice(*span)]:
+            if keep:
+                block_graph, state = nnx.split(block)
+                x = jax.checkpoint(
+                    lambda s, x, g=block_graph: nnx.merge(g, s)(x, *rope),
+                    policy=_saved,
+                    prevent_cse=False,
+                )(state, x)
+            else:
+                x = block(x, *rope)
+        if span[1] == config.depth:
+            logits = model.head(model.norm(x))
+            return next_token_loss(logits, tokens_BT[:, 1:])[0].sum()
+        return x
+
+    return run
+
+
+def _saved(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name == "dot_general" or "attention_fwd" in primitive.name
+
+
+def _used(run: Callable[..., Any], weights: Any, x: jax.Array) -> list[bool]:
     """Which weights a run of blocks reads."""
-    leaves, tree = jax.tree.flatten(weights)
-    closed = jax.make_jaxpr(run)(weights, x)
+    num_leaves = len(jax.tree.leaves(weights))
+    closed = jax.make_jaxpr(lambda w, x: run(w, x, False))(weights, x)
     read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not hasattr(v, "val")}
-    used = [v in read for v in closed.jaxpr.invars[: len(leaves)]]
-    return jax.tree.unflatten(tree, used)
+    return [v in read for v in closed.jaxpr.invars[:num_leaves]]
 
 
-def _narrow(both: Callable[..., Any], w: Any, x: jax.Array, acc: Any, used: Any) -> Any:
-    full = jax.tree.map(
-        lambda a, weight, u: a if u else jnp.zeros(weight.shape, jnp.float32), acc, w, used
-    )
-    out, d_x = both(w, x, full)
-    kept = jax.tree.map(lambda a, o, u: o if u else a, acc, out, used)
-    return kept, d_x
+def _accumulators(mine: Any, device: jax.Device) -> list[jax.Array]:
+    with jax.default_device(device):
+        return [jnp.zeros(w.shape, jnp.float32) for w in mine]
+
+
+def _add(acc: Any, grads: Any) -> list[jax.Array]:
+    return [a + g.astype(jnp.float32) for a, g in zip(acc, grads, strict=True)]
+
+
+def _together(
+    on: Callable[..., Any], mine: Any, x: jax.Array, device: jax.Device, repeats: int
+) -> tuple[float, float]:
+    forward = jax.jit(lambda w, x: on(w, x, False))
+
+    def both(w: Any, x: jax.Array, acc: Any) -> Any:
+        out, vjp = jax.vjp(lambda w, x: on(w, x, False), w, x)
+        d_w, d_x = vjp(jnp.ones_like(out))
+        return _add(acc, d_w), d_x
+
+    both = jax.jit(both, donate_argnums=2)
+    acc = _accumulators(mine, device)
+
+    def once() -> None:
+        nonlocal acc
+        acc, d_x = both(mine, x, acc)
+        jax.block_until_ready((acc, d_x))
+
+    jax.block_until_ready(forward(mine, x))
+    once()
+    forward_s = median_s(lambda: jax.block_until_ready(forward(mine, x)), repeats)[0]
+    return forward_s, median_s(once, repeats)[0]
+
+
+def _apart(
+    on: Callable[..., Any], mine: Any, x: jax.Array, device: jax.Device, repeats: int
+) -> tuple[float, float]:
+    trace: dict[str, Any] = {}
+
+    def forward(w: Any, x: jax.Array) -> Any:
+        out, vjp = jax.vjp(lambda w, x: on(w, x, True), w, x)
+        leaves, trace["tree"] = jax.tree.flatten(vjp)
+        given = [*w, x]
+        at = [next((i for i, g in enumerate(given) if leaf is g), None) for leaf in leaves]
+        trace["at"] = at
+        return out, [leaf for leaf, i in zip(leaves, at, strict=True) if i is None]
+
+    def backward(w: Any, x: jax.Array, kept: Any, d_out: jax.Array, acc: Any) -> Any:
+        given, rest = [*w, x], iter(kept)
+        leaves = [next(rest) if i is None else given[i] for i in trace["at"]]
+        d_w, d_x = jax.tree.unflatten(trace["tree"], leaves)(d_out)
+        return _add(acc, d_w), d_x
+
+    forward, backward = jax.jit(forward), jax.jit(backward, donate_argnums=4)
+    acc = _accumulators(mine, device)
+    out, kept = forward(mine, x)
+
+    def forth() -> None:
+        jax.block_until_ready(forward(mine, x))
+
+    def back() -> None:
+        nonlocal acc
+        acc, d_x = backward(mine, x, kept, out, acc)
+        jax.block_until_ready((acc, d_x))
+
+    forth(), back()
+    return median_s(forth, repeats)[0], median_s(back, repeats)[0]

@@ -1,63 +1,137 @@
-"""Which JAX device stands for which device of the cluster.
+"""Which JAX device stands for which device of the cluster, and what this machine has.
 
-The cluster file says what a card is; JAX's ``device_kind`` may repeat device 0's name for
-every card of a mixed host, so it is checked against the file, and the file wins where the
-two cannot be told apart.
+The cluster file says what a card is. JAX's ``device_kind`` may repeat device 0's name for
+every card of a mixed host, so kinds are matched by it first and by compute capability
+where it does not help; where the two cannot be told apart the file wins.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import jax
 
-from hexijax.cluster import Cluster
+from hexijax.cluster import Cluster, Device, DeviceGroup, DeviceProfile, LinkProfile, Node
 from hexijax.cluster.catalog import match_device_kind
 from hexijax.errors import UserError
+
+CPU = "cpu"
+CPU_FLOPS_PER_S, CPU_BYTES_PER_S, CPU_MEMORY_BYTES = 5e10, 1e10, 2 * 2**30
+"""One forced CPU device: about one core of a laptop. Declared, not measured."""
+
+IN_NODE = LinkProfile(latency_s=20e-6, bytes_per_s=20e9)
+"""Between cards of one host when nothing is known: PCIe 4 x16 with room to spare."""
 
 
 def assign(cluster: Cluster, *, emulate: bool = False) -> dict[str, jax.Device]:
     """Cluster device name -> JAX device of this process, in order of ids.
 
+    Kinds whose vendor is ``cpu`` take CPU devices, all others accelerators.
     ``emulate``: any device may stand for any other, which shows numbers, never speed.
 
     Raises:
       UserError: too few devices, or a device of another kind than the file says.
     """
-    here = list(jax.local_devices())
-    wanted = list(cluster.devices)
-    if len(here) < len(wanted):
-        raise UserError(
-            f"Cluster {cluster.name!r} has {len(wanted)} devices; JAX sees {len(here)} here "
-            f"({here[0].platform}). Use --emulate to let forced CPU devices stand in, or a "
-            "cluster file of what this machine has."
-        )
-    if emulate or here[0].platform == "cpu":
-        return {d.name: device for d, device in zip(wanted, here, strict=False)}
-    by_kind: dict[str | None, list[jax.Device]] = defaultdict(list)
-    for device in here:
-        by_kind[known_kind(device)].append(device)
-    # A kind derived from a catalog card (an emulated slow one) takes cards of that kind.
+    if emulate:
+        pools = {CPU: list(jax.local_devices())}
+        wanted = {CPU: list(cluster.devices)}
+    else:
+        hosts = [d for d in cluster.devices if d.profile.vendor == CPU]
+        cards = [d for d in cluster.devices if d.profile.vendor != CPU]
+        wanted = {CPU: hosts, "accelerator": cards}
+        pools = {
+            CPU: list(jax.local_devices(backend=CPU)) if hosts else [],
+            "accelerator": [d for d in jax.local_devices() if d.platform != CPU],
+        }
+    for name, devices in wanted.items():
+        if len(pools[name]) < len(devices):
+            raise UserError(
+                f"Cluster {cluster.name!r} has {len(devices)} {name} devices; JAX sees "
+                f"{len(pools[name])} of them here. Use --emulate to let forced CPU "
+                "devices stand in, or a cluster file of what this machine has."
+            )
+    chosen = {d.name: x for d, x in zip(wanted[CPU], pools[CPU], strict=False)}
+    if not emulate:
+        chosen |= _match(cluster, wanted["accelerator"], pools["accelerator"])
+    return {device.name: chosen[device.name] for device in cluster.devices}
+
+
+def _match(
+    cluster: Cluster, wanted: Sequence[Device], free: list[jax.Device]
+) -> dict[str, jax.Device]:
+    """Cards by kind, then by compute capability, each pass in order of ids."""
     chosen: dict[str, jax.Device] = {}
+    for fits in (_same_kind, _same_capability):
+        for want in wanted:
+            found = next((d for d in free if fits(want.profile, d)), None)
+            if want.name not in chosen and found is not None:
+                chosen[want.name] = found
+                free.remove(found)
     for want in wanted:
-        base = getattr(want.profile, "base", None)
-        for kind in (want.profile.kind, base, None):
-            if by_kind.get(kind):
-                chosen[want.name] = by_kind[kind].pop(0)
-                break
-        else:
-            seen = {kind: len(devices) for kind, devices in by_kind.items() if devices}
+        if want.name not in chosen:
+            left = ", ".join(sorted(d.device_kind for d in free)) or "none"
             raise UserError(
                 f"Device {want.name!r} of cluster {cluster.name!r} is a "
-                f"{want.profile.kind!r}; the devices left here are {seen}. Correct the "
-                "cluster file, or use --emulate."
+                f"{want.profile.kind!r}; the cards left here are: {left}. Correct the "
+                "cluster file, or use --emulate to see numbers without its speed."
             )
     return chosen
 
 
-def known_kind(device: jax.Device) -> str | None:
-    """The catalog's name of a device's kind; None if it has none."""
-    profile = match_device_kind(device.device_kind)
-    return None if profile is None else profile.kind
+def _same_kind(profile: DeviceProfile, device: jax.Device) -> bool:
+    return match_device_kind(device.device_kind) == profile.kind
+
+
+def _same_capability(profile: DeviceProfile, device: jax.Device) -> bool:
+    """Whether a card may be what the file calls it: nothing JAX says speaks against it.
+
+    A kind of the file's own, such as a card that is slowed down, has no other mark.
+    """
+    has = getattr(device, "compute_capability", None)
+    return None in (has, profile.compute_capability) or has == profile.compute_capability
+
+
+def local_cluster() -> Cluster:
+    """This machine as a cluster: one node with the devices JAX sees.
+
+    Raises:
+      UserError: a device that the catalog does not know.
+    """
+    devices = jax.local_devices()
+    if devices[0].platform == CPU:
+        kinds = Counter({CPU: len(devices)})
+        memory_bytes = CPU_MEMORY_BYTES
+        profiles = (
+            DeviceProfile(
+                kind=CPU,
+                vendor=CPU,
+                nominal_memory_bytes=memory_bytes,
+                dense_flops_per_s={"float32": CPU_FLOPS_PER_S},
+                memory_bytes_per_s=CPU_BYTES_PER_S,
+                host_link_bytes_per_s=CPU_BYTES_PER_S,
+                source="declared: one forced CPU device",
+            ),
+        )
+    else:
+        profiles = ()
+        kinds = Counter()
+        for device in devices:
+            kind = match_device_kind(device.device_kind)
+            if kind is None:
+                raise UserError(
+                    f"The catalog has no card that JAX calls {device.device_kind!r}. "
+                    "Declare it in a cluster file under [kinds] (see docs/cluster.md) and "
+                    "pass it with --cluster."
+                )
+            kinds[kind] += 1
+    node = Node(
+        name="here",
+        devices=tuple(DeviceGroup(kind=k, count=n) for k, n in kinds.items()),
+        host_memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        host_cores=os.cpu_count() or 1,
+        link=IN_NODE,
+    )
+    return Cluster(name="here", nodes=(node,), profiles=profiles)
 
 
 def peak_bytes(devices: Mapping[str, jax.Device]) -> dict[str, int]:

@@ -11,9 +11,16 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
 from hexijax.program.boxes import Box, overlap
+
+
+Part = tuple[jax.Device, Box | None, jax.Device]
+"""A piece of a shard: the device that holds it, the cut (None: all of it), its target."""
+
+Recipe = tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
+"""Per target shard: the grid its pieces form, and the pieces in row-major order."""
 
 
 def move(
@@ -62,7 +69,7 @@ def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
 
 
 @functools.lru_cache(maxsize=65536)
-def _recipe(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...]):
+def _recipe(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Recipe:
     """Per target shard: the grid of its pieces, and each one's source, cut and device."""
     held = [
         (device, _box(index, shape))

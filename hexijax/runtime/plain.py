@@ -61,7 +61,7 @@ class PlainEngine:
     ) -> Any:
         experiment = self.experiment
         sums, grads = self.gradients(params, batch, key_data)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         if experiment.clip_norm is not None:
             factor = jnp.minimum(1.0, experiment.clip_norm / norm)
             grads = jax.tree.map(lambda g: g * factor, grads)
