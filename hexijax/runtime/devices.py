@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from hexijax.cluster import Cluster, Device, DeviceGroup, DeviceProfile, LinkProfile, Node
+from hexijax.cluster import (
+    Cluster,
+    Device,
+    DeviceGroup,
+    DeviceProfile,
+    LinkProfile,
+    Node,
+)
 from hexijax.cluster.catalog import match_device_kind
 from hexijax.errors import UserError
 
@@ -88,7 +95,9 @@ def _same_capability(profile: DeviceProfile, device: jax.Device) -> bool:
     A kind of the file's own, such as a card that is slowed down, has no other mark.
     """
     has = getattr(device, "compute_capability", None)
-    return None in (has, profile.compute_capability) or has == profile.compute_capability
+    return (
+        None in (has, profile.compute_capability) or has == profile.compute_capability
+    )
 
 
 def local_cluster() -> Cluster:

@@ -77,7 +77,9 @@ class Engine:
         self._rows = sample_map(plan)
         self._programs = Programs()
         self._segments = {
-            (place, i): self._traced(place).segment(*stage.segment_layers(i), _remat(stage, i))
+            (place, i): self._traced(place).segment(
+                *stage.segment_layers(i), _remat(stage, i)
+            )
             for place, stage in plan.stages()
             for i in range(len(stage.segments))
         }
@@ -93,7 +95,9 @@ class Engine:
     # Building.
 
     @functools.cache  # noqa: B019
-    def _trace(self, dtype: str, attention: str, size: int, padded: bool) -> TracedModel:
+    def _trace(
+        self, dtype: str, attention: str, size: int, padded: bool
+    ) -> TracedModel:
         loss = self.experiment.loss
         if hasattr(loss, "variant"):
             loss = loss.variant(dtype=dtype, attention=attention)
@@ -130,10 +134,14 @@ class Engine:
         seen: dict[str, set[str]] = {}
         for (at, _), segment in self._segments.items():
             if at == place:
-                for leaf, dtype in zip(segment.leaves, segment.param_dtypes, strict=True):
+                for leaf, dtype in zip(
+                    segment.leaves, segment.param_dtypes, strict=True
+                ):
                     seen.setdefault(leaf.id, set()).add(dtype)
         return {
-            leaf: next(iter(dtypes)) if len(dtypes) == 1 else self.layout.leaf[leaf].dtype
+            leaf: next(iter(dtypes))
+            if len(dtypes) == 1
+            else self.layout.leaf[leaf].dtype
             for leaf, dtypes in seen.items()
         }
 
@@ -223,13 +231,17 @@ class Engine:
 
     @functools.cache  # noqa: B019
     def _consts(self, place: Place) -> dict[str, jax.Array]:
-        return jax.device_put(dict(self._traced(place).consts), self.layout.replicated(place))
+        return jax.device_put(
+            dict(self._traced(place).consts), self.layout.replicated(place)
+        )
 
     # State.
 
     def init(self) -> None:
         """Parameters from the seed and fresh moments, at their homes."""
-        self.set_params(initial_params(self.experiment, next(iter(self.devices.values()))))
+        self.set_params(
+            initial_params(self.experiment, next(iter(self.devices.values())))
+        )
 
     def set_params(self, params: Any) -> None:
         """Master parameters from a tree of arrays, with fresh moments."""
@@ -237,12 +249,15 @@ class Engine:
         for name, group in self.groups.items():
             for home in group.homes:
                 cut = [
-                    stored.cut(given[leaf.name], leaf, box) for leaf, box in group.held[home]
+                    stored.cut(given[leaf.name], leaf, box)
+                    for leaf, box in group.held[home]
                 ]
                 targets = [m.sharding for m in group.state_structs(home)["master"]]
                 # A copy of its own: the next update overwrites it, not the caller's array.
                 masters = tuple(x.copy() for x in move(cut, targets))
-                self._executor.put(names.state(home, name), group.init_state(home, masters))
+                self._executor.put(
+                    names.state(home, name), group.init_state(home, masters)
+                )
         self._executor.run_prologue()
 
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
@@ -341,7 +356,9 @@ class Engine:
     def _weigher(self, last: Place) -> Callable[..., Any]:
         return jax.jit(jax.vmap(self._traced(last).weight))
 
-    def _load(self, replica: int, microbatch: int, place: Place) -> dict[str, jax.Array]:
+    def _load(
+        self, replica: int, microbatch: int, place: Place
+    ) -> dict[str, jax.Array]:
         stage = self.plan.stage(place)
         wanted = {
             name
@@ -353,14 +370,18 @@ class Engine:
             self.layout, place, {k: v for k, v in arrays.items() if k in wanted}
         )
 
-    def _judge(self, squares: Sequence[jax.Array], places: Sequence[Place]) -> list[Any]:
+    def _judge(
+        self, squares: Sequence[jax.Array], places: Sequence[Place]
+    ) -> list[Any]:
         """(norm, factor, finite) on every place, from sums of squares on all homes."""
         # The host reads the copy of the first home.
         first = next(iter(self.groups.values())).homes[0]
         at = [first if place == HOST else place for place in places]
         here = self.layout.replicated(first)
         verdict = self._verdict(first)(move(squares, [here] * len(squares)))
-        return move([verdict] * len(at), [self.layout.replicated(place) for place in at])
+        return move(
+            [verdict] * len(at), [self.layout.replicated(place) for place in at]
+        )
 
     @functools.cache  # noqa: B019
     def _verdict(self, place: Place) -> Callable[..., Any]:
@@ -371,7 +392,9 @@ class Engine:
             factor = jnp.float32(1.0)
             if clip is not None:
                 factor = jnp.minimum(factor, clip / norm)
-            return jnp.stack([norm, factor / scale, jnp.isfinite(norm).astype(jnp.float32)])
+            return jnp.stack(
+                [norm, factor / scale, jnp.isfinite(norm).astype(jnp.float32)]
+            )
 
         return jax.jit(f, out_shardings=self.layout.replicated(place))
 
@@ -380,7 +403,9 @@ class Engine:
         totals: dict[str, float] = {}
         for scalars in jax.device_get(by_name["loss"]):
             for name, lanes in scalars.items():
-                totals[name] = totals.get(name, 0.0) + float(np.sum(lanes, dtype=np.float64))
+                totals[name] = totals.get(name, 0.0) + float(
+                    np.sum(lanes, dtype=np.float64)
+                )
         result = {"loss": totals["sum"] / weight, "weight": weight}
         for name, total in totals.items():
             if name.startswith("metric:"):

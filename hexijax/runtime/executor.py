@@ -85,7 +85,9 @@ class Executor:
     def run_body(self) -> dict[Buffer, Any]:
         """One step; returns the scalars it left behind."""
         self._run(self.body)
-        left = {b: self.slots[s] for b, s in self._slot.items() if b.kind is Kind.SCALAR}
+        left = {
+            b: self.slots[s] for b, s in self._slot.items() if b.kind is Kind.SCALAR
+        }
         for b in left:
             self.slots[self._slot[b]] = None
         return left
@@ -197,7 +199,9 @@ class Executor:
     def _load(self, instruction: Load) -> Action:
         load = self._parts.load
         replica, microbatch = instruction.replica, instruction.microbatch
-        places = [(b.place, self._at(b)) for b in instruction.writes if b.kind is Kind.BATCH]
+        places = [
+            (b.place, self._at(b)) for b in instruction.writes if b.kind is Kind.BATCH
+        ]
 
         def action(slots: Slots) -> None:
             for place, slot in places:
@@ -357,8 +361,12 @@ class Executor:
             for r in instruction.reads
             if r.buffer.kind is Kind.GRAD
         }
-        grads = {b.place: self._at(b) for b in instruction.writes if b.kind is Kind.GRAD}
-        norms = {b.place: self._at(b) for b in instruction.writes if b.kind is Kind.SCALAR}
+        grads = {
+            b.place: self._at(b) for b in instruction.writes if b.kind is Kind.GRAD
+        }
+        norms = {
+            b.place: self._at(b) for b in instruction.writes if b.kind is Kind.SCALAR
+        }
 
         def action(slots: Slots) -> None:
             summed = group.reduce({place: slots[s] for place, s in sources.items()})

@@ -36,7 +36,9 @@ class Layout:
     def boxes(self) -> Mapping[str, Mapping[Place, Mapping[str, Box]]]:
         """Per group: home -> leaf id -> box; leaves with no box at a home are absent."""
         return {
-            g.name: state_boxes(self.plan, self.chain, g, whole_leaves=self.whole_leaves)
+            g.name: state_boxes(
+                self.plan, self.chain, g, whole_leaves=self.whole_leaves
+            )
             for g in self.chain.groups
         }
 

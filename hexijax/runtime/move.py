@@ -15,7 +15,6 @@ from jax.sharding import NamedSharding, Sharding
 
 from hexijax.program.boxes import Box, overlap
 
-
 Part = tuple[jax.Device, Box | None, jax.Device]
 """A piece of a shard: the device that holds it, the cut (None: all of it), its target."""
 
@@ -86,7 +85,9 @@ def _recipe(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Recip
             local = [h for h in whole if h[0] == device]
             chosen = [local[0] if local else whole[n % len(whole)]]
         else:
-            distinct = {box: (d, box) for d, box in reversed(held) if overlap(box, want)}
+            distinct = {
+                box: (d, box) for d, box in reversed(held) if overlap(box, want)
+            }
             chosen = [distinct[box] for box in sorted(distinct)]
         shared = [overlap(box, want) for _, box in chosen]
         parts = tuple(

@@ -20,11 +20,7 @@ from hexijax.errors import UserError
 from hexijax.layers.names import path_name
 
 ELEMENTWISE_PRIMITIVES = frozenset(
-    """abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos eq erf
-    exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul
-    ne neg nextafter not or pow real rem round rsqrt select_n sign sin sqrt square
-    stop_gradient sub tan tanh xor optimization_barrier pvary reduce_precision
-    random_bits random_wrap random_unwrap random_fold_in random_split""".split()
+    ["abs", "add", "add_any", "and", "atan2", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "optimization_barrier", "pvary", "reduce_precision", "random_bits", "random_wrap", "random_unwrap", "random_fold_in", "random_split"]
 )
 
 
@@ -56,7 +52,8 @@ def classify(optimizer: Any, params: Any) -> Reach:
     """
     # Small distinct-looking shapes would change masks by ndim; only dims shrink.
     small = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(tuple(min(d, 4) for d in p.shape), p.dtype), params
+        lambda p: jax.ShapeDtypeStruct(tuple(min(d, 4) for d in p.shape), p.dtype),
+        params,
     )
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(small)]
     state = jax.eval_shape(optimizer.init, small)
@@ -68,7 +65,9 @@ def classify(optimizer: Any, params: Any) -> Reach:
     closed = jax.make_jaxpr(update)(small, state, small)
     inputs = [*names, *owner, *names]
     seen = [_Seen(frozenset([n] if n else [])) for n in inputs]
-    outputs = _walk(closed.jaxpr, [_Seen(frozenset())] * len(closed.jaxpr.constvars), seen)
+    outputs = _walk(
+        closed.jaxpr, [_Seen(frozenset())] * len(closed.jaxpr.constvars), seen
+    )
     reach = Reach.ELEMENTWISE
     for name, out in zip([*names, *owner], outputs, strict=True):
         if name and out.leaves - {name}:
@@ -122,7 +121,12 @@ def _walk(jaxpr: Any, consts: list[_Seen], args: list[_Seen]) -> list[_Seen]:
         ins = [read(a) for a in eqn.invars]
         inner = _inner(eqn)
         name = eqn.primitive.name
-        if len(inner) == 1 and name in ("jit", "pjit", "closed_call", "custom_jvp_call"):
+        if len(inner) == 1 and name in (
+            "jit",
+            "pjit",
+            "closed_call",
+            "custom_jvp_call",
+        ):
             (body,) = inner
             outs = _walk(body, [_Seen(frozenset())] * len(body.constvars), ins)
         else:
@@ -132,14 +136,18 @@ def _walk(jaxpr: Any, consts: list[_Seen], args: list[_Seen]) -> list[_Seen]:
             # Broadcasting a scalar or adding dims moves no element onto another.
             if name == "broadcast_in_dim":
                 operand = eqn.invars[0].aval
-                pointwise = operand.size == 1 or operand.size == eqn.outvars[0].aval.size
+                pointwise = (
+                    operand.size == 1 or operand.size == eqn.outvars[0].aval.size
+                )
             keeps = not leaves or (same and pointwise)
             outs = [_Seen(leaves, keeps)] * len(eqn.outvars)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 
-def _state_owners(optimizer: Any, params: Any, names: Sequence[str]) -> list[str | None]:
+def _state_owners(
+    optimizer: Any, params: Any, names: Sequence[str]
+) -> list[str | None]:
     """For each leaf of the optimizer state: the parameter it belongs to, None if shared.
 
     Found by emptying one parameter at a time would cost a trace a leaf; instead every
@@ -147,7 +155,9 @@ def _state_owners(optimizer: Any, params: Any, names: Sequence[str]) -> list[str
     """
     leaves, tree = jax.tree.flatten(params)
     marked = [
-        jax.ShapeDtypeStruct((1000 + i, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype)
+        jax.ShapeDtypeStruct(
+            (1000 + i, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype
+        )
         for i, leaf in enumerate(leaves)
     ]
     state = jax.eval_shape(optimizer.init, jax.tree.unflatten(tree, marked))
@@ -192,9 +202,7 @@ class GroupUpdate:
         probe = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in with_path[:1]]
         try:
             moments = jax.eval_shape(lambda p: made.init(names[:1], p), probe)
-            jax.eval_shape(
-                lambda p, m: made.update(names[:1], p, m, p), probe, moments
-            )
+            jax.eval_shape(lambda p, m: made.update(names[:1], p, m, p), probe, moments)
         except Exception:  # whatever the optimizer raises on a tree it does not know
             return dataclasses.replace(made, whole_tree=True)
         return made
@@ -209,7 +217,8 @@ class GroupUpdate:
 
     def _state(self, names: Sequence[str], shapes: Sequence[Any]) -> Any:
         return jax.eval_shape(
-            lambda arrays: self.optimizer.init(self._tree_of(names, arrays)), list(shapes)
+            lambda arrays: self.optimizer.init(self._tree_of(names, arrays)),
+            list(shapes),
         )
 
     def moment_names(self, names: Sequence[str], shapes: Sequence[Any]) -> list[str]:
@@ -233,14 +242,17 @@ class GroupUpdate:
         shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
         leaves, tree = jax.tree.flatten(self._state(names, shapes))
         given = iter(moments)
-        filled = [next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves]
+        filled = [
+            next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves
+        ]
         updates, state = self.optimizer.update(
             self._tree_of(names, grads),
             jax.tree.unflatten(tree, filled),
             self._tree_of(names, params),
         )
         by_name = {
-            path_name(path): u for path, u in jax.tree_util.tree_leaves_with_path(updates)
+            path_name(path): u
+            for path, u in jax.tree_util.tree_leaves_with_path(updates)
         }
         new = [
             (p + by_name[n]).astype(p.dtype) for n, p in zip(names, params, strict=True)

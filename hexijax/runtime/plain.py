@@ -124,7 +124,11 @@ class PlainEngine:
     def _named(self) -> tuple[list[str], list[Any], Any]:
         state = {"params": self._params, "moments": self._moments}
         leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        return [jax.tree_util.keystr(p) for p, _ in leaves], [x for _, x in leaves], tree
+        return (
+            [jax.tree_util.keystr(p) for p, _ in leaves],
+            [x for _, x in leaves],
+            tree,
+        )
 
     def arrays(self) -> dict[str, jax.Array]:
         """Parameters and moments by path."""

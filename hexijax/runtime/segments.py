@@ -60,7 +60,12 @@ class Compiler:
         self._wanted: dict[Any, Any] = {}
 
     def add(
-        self, name: Any, place: Place, segment: Segment, dtypes: Sequence[str], work: Work
+        self,
+        name: Any,
+        place: Place,
+        segment: Segment,
+        dtypes: Sequence[str],
+        work: Work,
     ) -> None:
         """Ask for a segment's programs; ``dtypes`` are those its parameters arrive in."""
         names, lanes, tensor = self.layout.shape(place)
@@ -112,7 +117,12 @@ class _Job:
     """One distinct segment program set."""
 
     def __init__(
-        self, layout: Layout, place: Place, segment: Segment, dtypes: Sequence[str], work: Work
+        self,
+        layout: Layout,
+        place: Place,
+        segment: Segment,
+        dtypes: Sequence[str],
+        work: Work,
     ):
         self.layout, self.place, self.segment, self.work = layout, place, segment, work
         # The chain's leaves, which know the dim that tensor parallelism splits.
@@ -128,7 +138,9 @@ class _Job:
     def _params(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(
             jax.ShapeDtypeStruct(
-                leaf.shape, jnp.dtype(dtype), sharding=self.layout.param(self.place, leaf)
+                leaf.shape,
+                jnp.dtype(dtype),
+                sharding=self.layout.param(self.place, leaf),
             )
             for leaf, dtype in zip(self.leaves, self.dtypes, strict=True)
         )
@@ -234,7 +246,9 @@ class _Job:
         def program(params, act, batch, consts, residuals, cot, grads):
             seed, laned = (cot, ()) if segment.is_last else ((), cot)
             grads, d_act = self._per_lane(run)(
-                params, (consts, seed), (act, batch, residuals, laned, self._open(grads))
+                params,
+                (consts, seed),
+                (act, batch, residuals, laned, self._open(grads)),
             )
             return self._close(grads), d_act
 
@@ -321,7 +335,9 @@ class _Job:
 
 
 def _added(grads: Any, d_params: Any) -> tuple[jax.Array, ...]:
-    return tuple(g + d.astype(jnp.float32) for g, d in zip(grads, d_params, strict=True))
+    return tuple(
+        g + d.astype(jnp.float32) for g, d in zip(grads, d_params, strict=True)
+    )
 
 
 def batch_shapes(segment: Segment) -> dict[str, Any]:
@@ -354,5 +370,8 @@ def lane_arrays(
 ) -> dict[str, jax.Array]:
     """Rows of host arrays on the lanes of a place: ``[lanes, rows a lane, ...]``."""
     lanes = layout.lanes(place)
-    shaped = {k: v.reshape(lanes, v.shape[0] // lanes, *v.shape[1:]) for k, v in arrays.items()}
+    shaped = {
+        k: v.reshape(lanes, v.shape[0] // lanes, *v.shape[1:])
+        for k, v in arrays.items()
+    }
     return jax.device_put(shaped, layout.by_lane(place))

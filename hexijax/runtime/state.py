@@ -100,7 +100,9 @@ def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
     masters = [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
     moments = []
     for path in group.moment_names(home):
-        mine = [(x, box) for x, box in held if path == x.name or path.endswith("/" + x.name)]
+        mine = [
+            (x, box) for x, box in held if path == x.name or path.endswith("/" + x.name)
+        ]
         if mine:
             leaf, box = max(mine, key=lambda m: len(m[0].name))
             kind = path.removesuffix(leaf.name).strip("/")

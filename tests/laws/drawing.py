@@ -31,7 +31,9 @@ def compose(rng: random.Random, total: int, parts: int) -> list[int]:
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-def draw_meshes(rng: random.Random, most: int) -> list[tuple[tuple[str, ...], int, int]]:
+def draw_meshes(
+    rng: random.Random, most: int
+) -> list[tuple[tuple[str, ...], int, int]]:
     """Disjoint (devices, lanes, tensor), each within one node."""
     free = {name: list(devices) for name, devices in NODES.items()}
     meshes = []
@@ -77,7 +79,11 @@ def draw_stages(
 
 
 def draw_plan(
-    rng: random.Random, chain: Chain, *, batch_size: int, schedule: Schedule | None = None
+    rng: random.Random,
+    chain: Chain,
+    *,
+    batch_size: int,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """One plan; every choice follows from ``rng``."""
     schedule = schedule or rng.choice(list(Schedule))
@@ -87,11 +93,15 @@ def draw_plan(
     piles: list[list] = [[] for _ in range(num_replicas)]
     for i, mesh in enumerate(meshes):
         piles[i if i < num_replicas else rng.randrange(num_replicas)].append(mesh)
-    samples = compose(rng, batch_size, num_replicas) if num_replicas > 1 else [batch_size]
+    samples = (
+        compose(rng, batch_size, num_replicas) if num_replicas > 1 else [batch_size]
+    )
     replicas = []
     for pile, count in zip(piles, samples, strict=True):
         pile = pile[:num_layers]
-        rounds = 2 if schedule is Schedule.INTERLEAVED and len(pile) * 2 <= num_layers else 1
+        rounds = (
+            2 if schedule is Schedule.INTERLEAVED and len(pile) * 2 <= num_layers else 1
+        )
         lanes = max(lanes for _, lanes, _ in pile)
         microbatches = rng.randint(1, min(4, count))
         a_lane = -(-count // (microbatches * lanes))

@@ -7,7 +7,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from hexijax.layers.loss import ModelLoss, linen_loss, nnx_loss
 from models.gpt import GPT, GPTConfig
@@ -84,7 +83,9 @@ class Shape:
     def loss(self) -> ModelLoss:
         """The model as a loss."""
         if self.api == "linen":
-            return linen_loss(LinenModel(self.tied, self.scanned), score, example=tokens(1))
+            return linen_loss(
+                LinenModel(self.tied, self.scanned), score, example=tokens(1)
+            )
         if self.tied:
             config: Any = GPTConfig(
                 vocab_size=VOCAB,
