@@ -2,9 +2,9 @@
 
     (step, plan) -> rows of the global batch per (replica, microbatch) -> lanes
 
-The map is a pure function of the plan: replica 0 takes the first samples, its microbatches
-in order, lanes in order. Padding repeats a sample with mask 0. A sample's key follows from
-(seed, step, its row), never from the device that happens to compute it.
+The map is a pure function of the plan: replica 0 takes the first samples, its
+microbatches in order, lanes in order. Padding repeats a sample with mask 0. A sample's
+key follows from (seed, step, its row), never from the device that happens to compute it.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ class Rows:
 def sample_map(plan: Plan) -> dict[tuple[int, int], Rows]:
     """Rows by (replica, microbatch); every row of the batch exactly once.
 
-    The samples of a replica are spread evenly over its microbatches: the first ones hold
-    one more when they do not divide.
+    The samples of a replica are spread evenly over its microbatches: the first ones
+    hold one more when they do not divide.
     """
     rows: dict[tuple[int, int], Rows] = {}
     start = 0

@@ -3,9 +3,9 @@
     split and cast on the source -> copies, lane to lane -> merge and cast on the target
 
 With equal lanes and dtypes both programs fall away and only copies remain. With unlike
-lanes a lane's samples are split into pieces along the dim whose size differs; what has no
-such dim is a sum over the lane's samples: forward the pieces share it out (the first takes
-it all) and are added again, backward every piece gets the same cotangent.
+lanes a lane's samples are split into pieces along the dim whose size differs; what has
+no such dim is a sum over the lane's samples: forward the pieces share it out (the first
+takes it all) and are added again, backward every piece gets the same cotangent.
 """
 
 import functools
@@ -67,11 +67,12 @@ class Border:
         return self._recv(wire)
 
     def _deal(self, by_piece: list[tuple[jax.Array, ...]]) -> list[list[jax.Array]]:
-        """Piece j of source lane i is piece number ``i * num_out + j`` of the microbatch."""
+        """Piece j of source lane i is the microbatch's piece ``i * num_out + j``."""
         a, b = self.layout.lanes(self.source), self.layout.lanes(self.target)
         source, target = self.layout.mesh(self.source), self.layout.mesh(self.target)
         width = target.devices.shape[1]
-        copies, wanted = [], []
+        copies: list[jax.Array] = []
+        wanted: list[jax.Device] = []
         for q in range(self.num_in):
             for n in range(len(by_piece[0])):
                 for lane in range(b):
@@ -170,7 +171,9 @@ class Border:
 def _sample_dim(x: Any, y: Any, lanes_x: int, lanes_y: int) -> int | None:
     """The dim along which a lane's samples lie: where the two ends' shapes differ."""
     if len(x.shape) == len(y.shape):
-        differ = [d for d, (m, n) in enumerate(zip(x.shape, y.shape)) if m != n]
+        differ = [
+            d for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if m != n
+        ]
         if not differ:
             return None
         if len(differ) == 1:
@@ -178,10 +181,10 @@ def _sample_dim(x: Any, y: Any, lanes_x: int, lanes_y: int) -> int | None:
             if x.shape[dim] * lanes_x == y.shape[dim] * lanes_y:
                 return dim
     raise UserError(
-        f"A border hands over an array of shape {x.shape} with {lanes_x} lanes where the "
-        f"next stage expects {y.shape} with {lanes_y}: the shapes may differ in one dim "
-        "only, the samples. Give both stages the same number of lanes, or mark the layer "
-        "so that another border is cut."
+        f"A border hands over an array of shape {x.shape} with {lanes_x} lanes where "
+        f"the next stage expects {y.shape} with {lanes_y}: the shapes may differ in one "
+        "dim only, the samples. Give both stages the same number of lanes, or mark the "
+        "layer so that another border is cut."
     )
 
 

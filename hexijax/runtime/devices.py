@@ -1,8 +1,8 @@
 """Which JAX device stands for which device of the cluster, and what this machine has.
 
-The cluster file says what a card is. JAX's ``device_kind`` may repeat device 0's name for
-every card of a mixed host, so kinds are matched by it first and by compute capability
-where it does not help; where the two cannot be told apart the file wins.
+The cluster file says what a card is. JAX's ``device_kind`` may repeat device 0's name
+for every card of a mixed host, so kinds are matched by it first and by compute
+capability where it does not help; where the two cannot be told apart the file wins.
 """
 
 import os
@@ -129,8 +129,8 @@ def local_cluster() -> Cluster:
             if kind is None:
                 raise UserError(
                     f"The catalog has no card that JAX calls {device.device_kind!r}. "
-                    "Declare it in a cluster file under [kinds] (see docs/cluster.md) and "
-                    "pass it with --cluster."
+                    "Declare it in a cluster file under [kinds] (see docs/cluster.md) "
+                    "and pass it with --cluster."
                 )
             kinds[kind] += 1
     node = Node(

@@ -130,7 +130,7 @@ class Engine:
         return self._trace(stage.dtype, "cudnn" if cudnn else "xla", size, padded)
 
     def _param_dtypes(self, place: Place) -> dict[str, str]:
-        """Dtype of each leaf on a stage: that of its first use, if all segments agree."""
+        """Dtype of each leaf on a stage: that of its first use, if segments agree."""
         seen: dict[str, set[str]] = {}
         for (at, _), segment in self._segments.items():
             if at == place:
@@ -253,7 +253,7 @@ class Engine:
                     for leaf, box in group.held[home]
                 ]
                 targets = [m.sharding for m in group.state_structs(home)["master"]]
-                # A copy of its own: the next update overwrites it, not the caller's array.
+                # A copy of its own: the next update overwrites it, not the caller's.
                 masters = tuple(x.copy() for x in move(cut, targets))
                 self._executor.put(
                     names.state(home, name), group.init_state(home, masters)

@@ -166,9 +166,9 @@ class Executor:
                 action = _nothing
             case Prefetch() | WriteBack() | Snapshot():
                 raise UserError(
-                    f"{type(instruction).__name__} is not run by this version: the plan "
-                    "asks for host offload. Keep parameters, state and activations on "
-                    "the device."
+                    f"{type(instruction).__name__} is not run by this version: the "
+                    "plan asks for host offload. Keep parameters, state and "
+                    "activations on the device."
                 )
             case _:
                 raise AssertionError(instruction)
@@ -241,6 +241,7 @@ class Executor:
         )
         if not instruction.grad:
             evaluate = compiled.evaluate
+            assert evaluate is not None, instruction
 
             def action(slots: Slots) -> None:
                 slots[out] = evaluate(*inputs(slots))
@@ -248,6 +249,7 @@ class Executor:
             return action
         (res,) = self._writes(instruction, Kind.RES).values()
         forward = compiled.forward
+        assert forward is not None, instruction
 
         def action(slots: Slots) -> None:
             slots[out], slots[res] = forward(*inputs(slots))
@@ -257,8 +259,8 @@ class Executor:
     def _backward(self, instruction: Backward) -> Action:
         if instruction.part is not Part.BOTH:
             raise UserError(
-                "A backward split into input and weight parts is not run by this version. "
-                "Choose the schedule 1f1b, gpipe or interleaved."
+                "A backward split into input and weight parts is not run by this "
+                "version. Choose the schedule 1f1b, gpipe or interleaved."
             )
         key = (instruction.place, instruction.segment)
         compiled = self._parts.segments[key]
@@ -269,6 +271,7 @@ class Executor:
         seed, place = self._parts.seed, instruction.place
         grads_before, keep_grads = self._grads(instruction)
         backward = compiled.backward
+        assert backward is not None, instruction
 
         def action(slots: Slots) -> None:
             d_out = slots[cot[0]] if cot else seed(place)
@@ -289,6 +292,7 @@ class Executor:
         seed, place = self._parts.seed, forward.place
         grads_before, keep_grads = self._grads(backward)
         both = compiled.fused
+        assert both is not None, forward
 
         def action(slots: Slots) -> None:
             slots[out], grads, d_in = both(
@@ -311,7 +315,8 @@ class Executor:
         )
         names = self._groups_of[place, instruction.segment]
         sources = [(before.get(name), self._parts.zeros(place, name)) for name in names]
-        targets, start = [], 0
+        targets: list[tuple[int, int, int]] = []
+        start = 0
         for name in names:
             size = len(self._parts.groups[name].group.leaves)
             targets.append((after[name], start, start + size))

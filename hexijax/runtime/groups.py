@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.runtime.layout import Layout, box_shape
+from hexijax.runtime.layout import DATA, MODEL, Layout, box_shape
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate
 
@@ -117,10 +118,11 @@ class GroupRuntime:
             return lambda grads: (grads, norm(grads))
 
         def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
-            lanes = self.layout.lanes(home)
             summed = tuple(
-                _cut(_over_lanes(g, lanes), box)
-                for g, (_, box) in zip(grads, self.held[home], strict=True)
+                self._over_lanes(home, g, box, sharding)
+                for g, (_, box), sharding in zip(
+                    grads, self.held[home], wanted, strict=True
+                )
             )
             return summed, _squares(summed)
 
@@ -131,26 +133,59 @@ class GroupRuntime:
     def _partial(self, member: Place) -> Callable[..., Any]:
         index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
 
-        def f(grads: Arrays) -> dict[Place, Arrays]:
-            summed = [_over_lanes(g, self.layout.lanes(member)) for g in grads]
-            return {
-                home: tuple(
-                    _cut(summed[index[leaf.id]], box) for leaf, box in self.held[home]
-                )
-                for home in self.homes
-            }
-
-        place = self.layout.slice
         out = {
             home: tuple(
-                place(member, leaf, box)
+                self.layout.slice(member, leaf, box)
                 if home == member
                 else self.layout.piece(member, leaf, box)
                 for leaf, box in self.held[home]
             )
             for home in self.homes
         }
+
+        def f(grads: Arrays) -> dict[Place, Arrays]:
+            return {
+                home: tuple(
+                    self._over_lanes(member, grads[index[leaf.id]], box, sharding)
+                    for (leaf, box), sharding in zip(
+                        self.held[home], out[home], strict=True
+                    )
+                )
+                for home in self.homes
+            }
+
         return self.programs.get(f, (self._grads(member),), out_shardings=out)
+
+    def _over_lanes(
+        self, place: Place, grad: jax.Array, box: Box, target: NamedSharding
+    ) -> jax.Array:
+        """The sum over lanes of a box, each lane keeping its rows where ``target`` says.
+
+        Said as a reduce-scatter: a sum whose result is then cut would move twice the bytes
+        on backends that do not see through it.
+        """
+        if self.layout.lanes(place) == 1:
+            return _cut(grad, box)
+        split = [dim for dim, axis in enumerate(target.spec) if axis == DATA]
+        tensor = self.layout.shape(place)[2]
+
+        def each(mine: jax.Array) -> jax.Array:
+            part = _cut(jnp.squeeze(mine, 0), box)
+            if not split:
+                return jax.lax.psum(part, DATA)
+            return jax.lax.psum_scatter(
+                part, DATA, scatter_dimension=split[0], tiled=True
+            )
+
+        out_axes = [DATA if dim in split else None for dim in range(grad.ndim - 1)]
+        return jax.shard_map(
+            each,
+            mesh=self.layout.mesh(place),
+            in_specs=PartitionSpec(DATA),
+            out_specs=PartitionSpec(*out_axes),
+            axis_names={DATA} if tensor > 1 else {DATA, MODEL},
+            check_vma=False,
+        )(grad)
 
     @functools.cache  # noqa: B019
     def _add(self, home: Place) -> Callable[..., Any]:
@@ -397,10 +432,6 @@ class GroupRuntime:
 
 def _cut(x: jax.Array, box: Box) -> jax.Array:
     return x[tuple(slice(start, stop) for start, stop in box)]
-
-
-def _over_lanes(grad: jax.Array, lanes: int) -> jax.Array:
-    return jnp.sum(grad, 0) if lanes > 1 else grad
 
 
 def _squares(arrays: Sequence[jax.Array]) -> jax.Array:

@@ -34,7 +34,7 @@ class Layout:
 
     @functools.cached_property
     def boxes(self) -> Mapping[str, Mapping[Place, Mapping[str, Box]]]:
-        """Per group: home -> leaf id -> box; leaves with no box at a home are absent."""
+        """Per group: home -> leaf id -> box; leaves without a box there are absent."""
         return {
             g.name: state_boxes(
                 self.plan, self.chain, g, whole_leaves=self.whole_leaves
@@ -83,12 +83,12 @@ class Layout:
         return self._sharding(place, (*by_lane, *self._tensor_axes(place, leaf)))
 
     def grad_shape(self, place: Place, leaf: Leaf) -> tuple[int, ...]:
-        """``[lanes, *leaf.shape]``; a single lane's sum is the leaf's gradient itself."""
+        """``[lanes, *leaf.shape]``; a single lane's sum is the gradient itself."""
         lanes = self.lanes(place)
         return (lanes, *leaf.shape) if lanes > 1 else leaf.shape
 
     def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
-        """A box of a leaf's state at its home: split over tensor shards, then lanes.
+        """A box of a leaf's state at home: split over tensor shards, then lanes.
 
         The lanes divide the first dim with a whole number of rows for each; where no dim
         has, each lane holds the box.

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, Sharding
 from hexijax.program.boxes import Box, overlap
 
 Part = tuple[jax.Device, Box | None, jax.Device]
-"""A piece of a shard: the device that holds it, the cut (None: all of it), its target."""
+"""A piece of a shard: who holds it, the cut (None: all of it), its target."""
 
 Recipe = tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
 """Per target shard: the grid its pieces form, and the pieces in row-major order."""
@@ -60,7 +60,8 @@ def move(
     return moved
 
 
-def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Box:
+    assert index is not None, "a sharding that does not know its own indices"
     return tuple(
         (s.start or 0, dim if s.stop is None else s.stop)
         for s, dim in zip(index, shape, strict=True)

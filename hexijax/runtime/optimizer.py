@@ -1,7 +1,7 @@
 """What an optax optimizer needs to see, found by tracing its update.
 
     optimizer, Chain -> classify -> ELEMENTWISE | PER_LEAF, or refused by name
-    optimizer, leaves -> GroupUpdate: the update of some leaves alone, as a pure function
+    optimizer, leaves -> GroupUpdate: the update of some leaves alone, a pure function
 
 Element-wise: any box of a leaf can be updated alone. Inside one leaf (norms of a leaf,
 matrix updates): the leaf's state has one home. Across leaves: refused, with the
@@ -20,7 +20,13 @@ from hexijax.errors import UserError
 from hexijax.layers.names import path_name
 
 ELEMENTWISE_PRIMITIVES = frozenset(
-    ["abs", "add", "add_any", "and", "atan2", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos", "eq", "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "pow", "real", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "optimization_barrier", "pvary", "reduce_precision", "random_bits", "random_wrap", "random_unwrap", "random_fold_in", "random_split"]
+    """
+    abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos eq
+    erf exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max
+    min mul ne neg nextafter not or pow real rem round rsqrt select_n sign sin sqrt
+    square stop_gradient sub tan tanh xor optimization_barrier pvary reduce_precision
+    random_bits random_wrap random_unwrap random_fold_in random_split
+    """.split()  # noqa: SIM905
 )
 
 
@@ -59,7 +65,7 @@ def classify(optimizer: Any, params: Any) -> Reach:
     state = jax.eval_shape(optimizer.init, small)
     owner = _state_owners(optimizer, small, names)
 
-    def update(grads, state, params):
+    def update(grads: Any, state: Any, params: Any) -> Any:
         return optimizer.update(grads, state, params)
 
     closed = jax.make_jaxpr(update)(small, state, small)
@@ -84,10 +90,10 @@ def _across(name: str, others: frozenset[str], closed: Any) -> OptimizerError:
     primitive = _first_mixer(closed.jaxpr)
     listed = ", ".join(sorted(others)[:3]) + (", ..." if len(others) > 3 else "")
     return OptimizerError(
-        f"The optimizer's update of {name!r} depends on other leaves ({listed}) through "
-        f"`{primitive}`: those live on other devices. Leave global clipping, loss-finite "
-        "guards and accumulation out of the optimizer and set the Experiment's "
-        "clip_norm, skip_nonfinite or batch_size instead."
+        f"The optimizer's update of {name!r} depends on other leaves ({listed}) "
+        f"through `{primitive}`: those live on other devices. Leave global clipping, "
+        "loss-finite guards and accumulation out of the optimizer and set the "
+        "Experiment's clip_norm, skip_nonfinite or batch_size instead."
     )
 
 
@@ -103,7 +109,7 @@ def _first_mixer(jaxpr: Any) -> str:
 def _inner(eqn: Any) -> list[Any]:
     jaxprs = []
     for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
+        for item in value if isinstance(value, (tuple, list)) else (value,):
             inner = getattr(item, "jaxpr", item)
             if hasattr(inner, "eqns"):
                 jaxprs.append(inner)
@@ -148,7 +154,7 @@ def _walk(jaxpr: Any, consts: list[_Seen], args: list[_Seen]) -> list[_Seen]:
 def _state_owners(
     optimizer: Any, params: Any, names: Sequence[str]
 ) -> list[str | None]:
-    """For each leaf of the optimizer state: the parameter it belongs to, None if shared.
+    """The parameter each leaf of the optimizer state belongs to, None if shared.
 
     Found by emptying one parameter at a time would cost a trace a leaf; instead every
     parameter gets a leading dim of its own size and is looked for in the state.
@@ -177,10 +183,10 @@ def _state_owners(
 class GroupUpdate:
     """The optimizer restricted to some leaves of the user's tree.
 
-    The other leaves are left out of the tree (``None`` in their place). An optimizer that
-    holds a whole tree of its own, as a static mask does, cannot take that: for it they
-    stand as zero-size constants inside the program, which are never passed and cost
-    nothing.
+    The other leaves are left out of the tree (``None`` in their place). An optimizer
+    that holds a whole tree of its own, as a static mask does, cannot take that: for it
+    they stand as zero-size constants inside the program, which are never passed and
+    cost nothing.
     """
 
     optimizer: Any

@@ -1,7 +1,7 @@
-"""The plain program: one device, one ``jit``, the whole batch. The reference of every plan.
+"""The plain program: one device, one ``jit``, the whole batch. Every plan's reference.
 
-It shares nothing with Programs but the loss: gradients of the sum over the global weight,
-clipped by their global norm, one optax update.
+It shares nothing with Programs but the loss: gradients of the sum over the global
+weight, clipped by their global norm, one optax update.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,10 @@
-"""Segments compiled for their meshes: forward, backward and evaluation of one microbatch.
+"""Segments compiled for their meshes: one microbatch forward, backward, evaluated.
 
     layers.Segment (one lane's arrays) -> Compiled (arrays with a lane dim) -> executor
 
-Every lane runs the segment on its own samples under ``shard_map``, so that no gradient is
-summed over lanes before a whole step is done. Programs are lowered one after another and
-compiled side by side; two segments that are alike on the same devices share one.
+Every lane runs the segment on its own samples under ``shard_map``, so that no gradient
+is summed over lanes before a whole step is done. Programs are lowered one after another
+and compiled side by side; two segments that are alike on the same devices share one.
 """
 
 import concurrent.futures
@@ -67,7 +67,7 @@ class Compiler:
         dtypes: Sequence[str],
         work: Work,
     ) -> None:
-        """Ask for a segment's programs; ``dtypes`` are those its parameters arrive in."""
+        """Ask for a segment's programs; its parameters arrive in ``dtypes``."""
         names, lanes, tensor = self.layout.shape(place)
         leaves = [self.layout.leaf[leaf.id] for leaf in segment.leaves]
         cut = tuple(leaf.tensor_dim for leaf in leaves) if tensor > 1 else ()
@@ -196,14 +196,14 @@ class _Job:
         """Forward with residuals, or evaluation."""
         segment, grad = self.segment, self.work is Work.TRAIN
 
-        def run(params, consts, laned):
+        def run(params: Any, consts: Any, laned: Any) -> Any:
             act, batch = laned
             f = segment.forward if grad else segment.evaluate
             return f(self._use(params), act, {**batch, **consts})
 
         by_lane = self.layout.by_lane(self.place)
 
-        def program(params, act, batch, consts):
+        def program(params: Any, act: Any, batch: Any, consts: Any) -> Any:
             return self._per_lane(run)(params, consts, (act, batch))
 
         out = (by_lane, None) if grad else by_lane
@@ -231,7 +231,7 @@ class _Job:
         """Backward that adds to the gradients, which it is given to overwrite."""
         segment = self.segment
 
-        def run(params, shared, laned):
+        def run(params: Any, shared: Any, laned: Any) -> Any:
             consts, seed = shared
             act, batch, residuals, cot, grads = laned
             d_params, d_act = segment.backward(
@@ -243,7 +243,15 @@ class _Job:
             )
             return _added(grads, d_params), d_act
 
-        def program(params, act, batch, consts, residuals, cot, grads):
+        def program(
+            params: Any,
+            act: Any,
+            batch: Any,
+            consts: Any,
+            residuals: Any,
+            cot: Any,
+            grads: Any,
+        ) -> Any:
             seed, laned = (cot, ()) if segment.is_last else ((), cot)
             grads, d_act = self._per_lane(run)(
                 params,
@@ -270,7 +278,7 @@ class _Job:
         """Forward and backward at once: nothing is kept in between."""
         segment = self.segment
 
-        def run(params, shared, laned):
+        def run(params: Any, shared: Any, laned: Any) -> Any:
             consts, seed = shared
             act, batch, grads = laned
             given = self._use(params), act, {**batch, **consts}
@@ -278,7 +286,9 @@ class _Job:
             d_params, d_act = segment.backward(*given, residuals, seed)
             return out, _added(grads, d_params), d_act
 
-        def program(params, act, batch, consts, seed, grads):
+        def program(
+            params: Any, act: Any, batch: Any, consts: Any, seed: Any, grads: Any
+        ) -> Any:
             out, grads, d_act = self._per_lane(run)(
                 params, (consts, seed), (act, batch, self._open(grads))
             )
@@ -315,15 +325,15 @@ class _Job:
     def _per_lane(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """``f(params, shared, laned)`` on each lane's own part of ``laned``."""
 
-        def body(params, shared, laned):
+        def body(params: Any, shared: Any, laned: Any) -> Any:
             out = f(params, shared, jax.tree.map(lambda x: jnp.squeeze(x, 0), laned))
             return jax.tree.map(lambda x: jnp.expand_dims(x, 0), out)
 
         if self.lanes == 1:
             return body
         tensor = self.layout.shape(self.place)[2]
-        # Without check_vma=False the backward would sum weight gradients over the lanes,
-        # once a microbatch.
+        # Without check_vma=False the backward would sum weight gradients over the
+        # lanes, once a microbatch.
         return jax.shard_map(
             body,
             mesh=self.layout.mesh(self.place),
