@@ -4,7 +4,7 @@
 
 The map is a pure function of the plan: replica 0 takes the first samples, its
 microbatches in order, lanes in order. Padding repeats a sample with mask 0. A sample's
-key follows from (seed, step, its row), never from the device that happens to compute it.
+key follows from (seed, step, its row), never from the device that computes it.
 """
 
 import dataclasses

@@ -182,9 +182,9 @@ def _sample_dim(x: Any, y: Any, lanes_x: int, lanes_y: int) -> int | None:
                 return dim
     raise UserError(
         f"A border hands over an array of shape {x.shape} with {lanes_x} lanes where "
-        f"the next stage expects {y.shape} with {lanes_y}: the shapes may differ in one "
-        "dim only, the samples. Give both stages the same number of lanes, or mark the "
-        "layer so that another border is cut."
+        f"the next stage expects {y.shape} with {lanes_y}: the shapes may differ in "
+        "one dim only, the samples. Give both stages the same number of lanes, or mark "
+        "the layer so that another border is cut."
     )
 
 

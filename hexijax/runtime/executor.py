@@ -1,8 +1,9 @@
 """Follows a Program's order, one instruction after another, never waiting.
 
 Every instruction becomes one prepared action over numbered slots, so that a step costs
-dictionary-free Python and the calls themselves. JAX dispatches asynchronously: the order
-of calls is the order on each device. The executor owns no queue and makes no choice.
+dictionary-free Python and the calls themselves. JAX dispatches asynchronously: the
+order of calls is the order on each device. The executor owns no queue and makes no
+choice.
 """
 
 import dataclasses
@@ -412,8 +413,8 @@ class Executor:
     def _update(self, instruction: Update) -> Action:
         if instruction.site is not Site.DEVICE:
             raise UserError(
-                f"An update at site {instruction.site} is not run by this version: keep "
-                "the optimizer state on the device."
+                f"An update at site {instruction.site} is not run by this version: "
+                "keep the optimizer state on the device."
             )
         group, home = self._parts.groups[instruction.group], instruction.home
         (state,) = self._reads(instruction, Kind.STATE).values()

@@ -1,8 +1,8 @@
 """Which last segments run forward and backward as one program.
 
 A last segment's backward needs nothing but its own forward. Where it is the next thing
-its stage does anyway (1F1B, or one microbatch), both are compiled as one: no residual is
-written to memory, and XLA sees the step as the plain program would. The order of
+its stage does anyway (1F1B, or one microbatch), both are compiled as one: no residual
+is written to memory, and XLA sees the step as the plain program would. The order of
 instructions stays the Program's; the work is done where the Forward stands.
 """
 

@@ -1,10 +1,10 @@
 """Reduce, Update and Gather of one parameter group over the places that hold it.
 
-    gradients on every user's mesh -> reduce -> at their homes -> update -> gather -> users
+    gradients at the users -> reduce -> at their homes -> update -> gather -> users
 
-A gradient is first summed over the lanes of its own mesh and cut to each home's box, then
-copied there and added in the order the Program lists. State never moves: a home updates
-its boxes, and only new parameters travel, in the dtype they are computed with.
+A gradient is first summed over the lanes of its own mesh and cut to each home's box,
+then copied there and added in the order the Program lists. State never moves: a home
+updates its boxes, and only new parameters travel, in the dtype they are computed with.
 """
 
 import functools
@@ -27,7 +27,7 @@ Arrays = tuple[jax.Array, ...]
 
 
 class Programs:
-    """Compiled programs by what they compute: equal groups on equal meshes share one."""
+    """Compiled programs by what they compute: groups that are alike share one."""
 
     def __init__(self) -> None:
         self._made: dict[Any, Callable[..., Any]] = {}
@@ -86,7 +86,9 @@ class GroupRuntime:
 
     # Reduce
 
-    def reduce(self, grads: Mapping[Place, Arrays]) -> dict[Place, tuple[Arrays, jax.Array]]:
+    def reduce(
+        self, grads: Mapping[Place, Arrays]
+    ) -> dict[Place, tuple[Arrays, jax.Array]]:
         """Home -> (summed boxes, their sum of squares). Overwrites ``grads``."""
         if self.homes == self.members and len(self.homes) == 1:
             (home,) = self.homes
@@ -159,10 +161,10 @@ class GroupRuntime:
     def _over_lanes(
         self, place: Place, grad: jax.Array, box: Box, target: NamedSharding
     ) -> jax.Array:
-        """The sum over lanes of a box, each lane keeping its rows where ``target`` says.
+        """The sum over lanes of a box; each lane keeps its rows if ``target`` says so.
 
-        Said as a reduce-scatter: a sum whose result is then cut would move twice the bytes
-        on backends that do not see through it.
+        Said as a reduce-scatter: a sum whose result is then cut would move twice the
+        bytes on backends that do not see through it.
         """
         if self.layout.lanes(place) == 1:
             return _cut(grad, box)
@@ -190,7 +192,9 @@ class GroupRuntime:
     @functools.cache  # noqa: B019
     def _add(self, home: Place) -> Callable[..., Any]:
         def f(parts: list[Arrays]) -> tuple[Arrays, jax.Array]:
-            summed = tuple(functools.reduce(jnp.add, each) for each in zip(*parts))
+            summed = tuple(
+                functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)
+            )
             return summed, _squares(summed)
 
         args = ([self._slice_structs(home, "float32")] * len(self.members),)
@@ -214,7 +218,8 @@ class GroupRuntime:
             mine = [
                 m.sharding
                 for name, m in zip(names, master, strict=True)
-                if (path == name or path.endswith("/" + name)) and m.shape == shape.shape
+                if (path == name or path.endswith("/" + name))
+                and m.shape == shape.shape
             ]
             where = mine[0] if mine else self.layout.replicated(home)
             out.append(struct(shape.shape, shape.dtype, where))
@@ -239,7 +244,11 @@ class GroupRuntime:
         return {"master": masters, "moments": f(list(masters))}
 
     def update(
-        self, home: Place, state: dict[str, Any], grads: Arrays, verdict: jax.Array | None
+        self,
+        home: Place,
+        state: dict[str, Any],
+        grads: Arrays,
+        verdict: jax.Array | None,
     ) -> tuple[dict[str, Any], Arrays]:
         """The next state, which overwrites ``state``, and the slices to gather.
 
@@ -266,7 +275,9 @@ class GroupRuntime:
         names, guarded, unscale = self._names(home), self._guarded, self._unscale
         casts = [
             self.slice_dtypes[leaf.id] if cast_it else None
-            for (leaf, _), cast_it in zip(self.held[home], self._casts(home), strict=True)
+            for (leaf, _), cast_it in zip(
+                self.held[home], self._casts(home), strict=True
+            )
         ]
 
         def f(
@@ -274,9 +285,13 @@ class GroupRuntime:
         ) -> tuple[dict[str, Any], Arrays]:
             masters, moments = state["master"], state["moments"]
             factor = verdict[0][1] if judged else unscale
-            scaled = [g * factor for g in grads] if judged or unscale != 1 else list(grads)
+            scaled = (
+                [g * factor for g in grads] if judged or unscale != 1 else list(grads)
+            )
             typed = [g.astype(p.dtype) for g, p in zip(scaled, masters, strict=True)]
-            params, new_moments = self._update.update(names, typed, moments, list(masters))
+            params, new_moments = self._update.update(
+                names, typed, moments, list(masters)
+            )
             new = {"master": tuple(params), "moments": new_moments}
             if guarded:
                 finite = verdict[0][2] > 0
@@ -320,7 +335,9 @@ class GroupRuntime:
         whole = {leaf.id: tuple((0, d) for d in leaf.shape) for leaf in leaves}
         if self.homes == (place,):
             return self._spread(place)(slices[place])
-        flat, targets, order = [], [], []
+        flat: list[jax.Array] = []
+        targets: list[NamedSharding] = []
+        order: list[tuple[str, Box]] = []
         for home in self.homes:
             for (leaf, box), array in zip(self.held[home], slices[home], strict=True):
                 flat.append(array)
@@ -332,13 +349,14 @@ class GroupRuntime:
                 order.append((leaf.id, box))
         moved = dict(zip(order, move(flat, targets), strict=True))
         parts = tuple(
-            [moved[key] for key in sorted(moved) if key[0] == leaf.id] for leaf in leaves
+            [moved[key] for key in sorted(moved) if key[0] == leaf.id]
+            for leaf in leaves
         )
         return self._join(place)(parts)
 
     @functools.cache  # noqa: B019
     def _spread(self, place: Place) -> Callable[..., Any]:
-        """One home that is also the user: all-gather over its lanes, or nothing to do."""
+        """One home that is also the user: all-gather over its lanes, or nothing."""
         source = [
             struct(box_shape(box), self.slice_dtypes[leaf.id], sharding)
             for (leaf, box), sharding in zip(
@@ -363,7 +381,9 @@ class GroupRuntime:
         target = self._params(place)
         parts = []
         for leaf in self.group.leaves:
-            boxes = sorted(box for held in self.held.values() for x, box in held if x is leaf)
+            boxes = sorted(
+                box for held in self.held.values() for x, box in held if x is leaf
+            )
             whole = tuple((0, d) for d in leaf.shape)
             parts.append(
                 [
@@ -378,7 +398,8 @@ class GroupRuntime:
                 ]
             )
         same = all(
-            len(p) == 1 and p[0].dtype == t.dtype for p, t in zip(parts, target, strict=True)
+            len(p) == 1 and p[0].dtype == t.dtype
+            for p, t in zip(parts, target, strict=True)
         )
         if same:
             return lambda parts: tuple(p[0] for p in parts)
@@ -389,7 +410,9 @@ class GroupRuntime:
 
         def f(parts: tuple[list[jax.Array], ...]) -> Arrays:
             return tuple(
-                jnp.concatenate(p, axis=d).astype(t.dtype) if len(p) > 1 else p[0].astype(t.dtype)
+                jnp.concatenate(p, axis=d).astype(t.dtype)
+                if len(p) > 1
+                else p[0].astype(t.dtype)
                 for p, d, t in zip(parts, dims, target, strict=True)
             )
 
@@ -400,7 +423,9 @@ class GroupRuntime:
     # Shapes
 
     def _slices(self, home: Place) -> tuple[Any, ...]:
-        return tuple(self.layout.slice(home, leaf, box) for leaf, box in self.held[home])
+        return tuple(
+            self.layout.slice(home, leaf, box) for leaf, box in self.held[home]
+        )
 
     def _masters(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(
@@ -408,7 +433,9 @@ class GroupRuntime:
             for leaf, box in self.held[home]
         )
 
-    def _slice_structs(self, home: Place, dtype: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def _slice_structs(
+        self, home: Place, dtype: str
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(
             struct(box_shape(box), dtype, self.layout.slice(home, leaf, box))
             for leaf, box in self.held[home]
@@ -435,4 +462,6 @@ def _cut(x: jax.Array, box: Box) -> jax.Array:
 
 
 def _squares(arrays: Sequence[jax.Array]) -> jax.Array:
-    return functools.reduce(jnp.add, [jnp.sum(jnp.square(x)) for x in arrays], jnp.zeros(()))
+    return functools.reduce(
+        jnp.add, [jnp.sum(jnp.square(x)) for x in arrays], jnp.zeros(())
+    )

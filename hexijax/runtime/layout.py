@@ -90,8 +90,8 @@ class Layout:
     def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
         """A box of a leaf's state at home: split over tensor shards, then lanes.
 
-        The lanes divide the first dim with a whole number of rows for each; where no dim
-        has, each lane holds the box.
+        The lanes divide the first dim with a whole number of rows for each; where no
+        dim has, each lane holds the box.
         """
         _, lanes, tensor = self.shape(place)
         shape = box_shape(box)

@@ -70,7 +70,7 @@ def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Box:
 
 @functools.lru_cache(maxsize=65536)
 def _recipe(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Recipe:
-    """Per target shard: the grid of its pieces, and each one's source, cut and device."""
+    """Per target shard: the grid of its pieces; each one's source, cut and device."""
     held = [
         (device, _box(index, shape))
         for device, index in source.addressable_devices_indices_map(shape).items()
@@ -90,7 +90,8 @@ def _recipe(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Recip
                 box: (d, box) for d, box in reversed(held) if overlap(box, want)
             }
             chosen = [distinct[box] for box in sorted(distinct)]
-        shared = [overlap(box, want) for _, box in chosen]
+        overlaps = (overlap(box, want) for _, box in chosen)
+        shared = [both for both in overlaps if both is not None]  # all of them
         parts = tuple(
             (source_device, _within(both, box), device)
             for (source_device, box), both in zip(chosen, shared, strict=True)

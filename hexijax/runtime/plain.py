@@ -21,7 +21,7 @@ from hexijax.runtime.results import StepResult
 class PlainEngine:
     """``Engine``'s interface on one device, without plan or program."""
 
-    program = None
+    program: None = None
 
     def __init__(self, experiment: Experiment, *, device: jax.Device):
         self.experiment, self.device = experiment, device
@@ -40,7 +40,8 @@ class PlainEngine:
 
     def _sums(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
         out = self._loss(params, batch, jax.random.wrap_key_data(key_data))
-        total, weight, metrics = out if len(out) == 3 else (*out, {})
+        total, weight, *rest = out
+        metrics: Mapping[str, Any] = rest[0] if rest else {}
         pairs = {
             k: v if isinstance(v, tuple) else (v, weight) for k, v in metrics.items()
         }
