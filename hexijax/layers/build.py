@@ -1,12 +1,11 @@
 """Makes segments: the pieces of a run of layers, wired to parameters and batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from hexijax.layers import jaxprs, pieces
 from hexijax.layers.chain import Remat
+from hexijax.layers.handing import hand_over
 from hexijax.layers.layering import Layering
 from hexijax.layers.segment import KEYS, MASK, Code, Segment
 
@@ -38,9 +37,7 @@ def make_segment(
         v: leaf.id for g, vs in groups for v, leaf in zip(vs, g.leaves, strict=True)
     }
     reads = layering.reads(start, stop)
-    h, handed = _handed(
-        pieces.param_prelude(equations, reads), leaf_of, equations.closed
-    )
+    h, dtypes = hand_over(pieces.param_prelude(equations, reads), leaf_of)
     k = pieces.batch_prelude(equations, reads)
     read = {*h.invars, *k.invars, *reads}
     act, outputs = layering.borders[start], layering.borders[stop]
@@ -54,7 +51,7 @@ def make_segment(
         layers=(start, stop),
         groups=tuple(group.name for group, _ in groups),
         leaves=tuple(leaf for group, _ in groups for leaf in group.leaves),
-        param_dtypes=tuple(np.dtype(v.aval.dtype).name for v in handed),
+        param_dtypes=tuple(dtypes[v] for v in leaf_of),
         batch=tuple(batch),
         consts=tuple(large.values()),
         border_in=tuple(jaxprs.struct(v.aval) for v in act),
@@ -71,44 +68,9 @@ def make_segment(
             act=act,
             outputs=outputs,
             keys=equations.keys,
-            params=handed,
+            params=leaf_of,
             batch=equations.batch,
             large=large,
             small={v: x for v, x in equations.consts.items() if v not in names},
         ),
     )
-
-
-def _handed(
-    h: jaxprs.Piece, leaf_of: Mapping[Any, str], like: Any
-) -> tuple[jaxprs.Piece, dict[Any, str]]:
-    """The prelude with parameters handed in the dtype of their first use.
-
-    Where every use of a parameter converts it to one dtype, the runtime hands it in
-    that dtype, once a step, and the conversion leaves the program.
-    """
-    readers: dict[Any, list[Any]] = {}
-    for eqn in h.eqns:
-        for v in jaxprs.variables(eqn.invars):
-            readers.setdefault(v, []).append(eqn)
-    stand_in, dropped = {}, []
-    for v in leaf_of:
-        casts = readers.get(v, [])
-        dtypes = {str(eqn.params.get("new_dtype")) for eqn in casts}
-        only_cast = all(eqn.primitive.name == "convert_element_type" for eqn in casts)
-        to_float = all(jaxprs.is_float(eqn.outvars[0].aval) for eqn in casts)
-        if len(dtypes) == 1 and only_cast and to_float and v not in h.outvars:
-            stand_in[v] = casts[0].outvars[0]
-            dropped.append(casts[0])
-    eqns = [
-        eqn.replace(
-            invars=[
-                v if jaxprs.is_literal(v) else stand_in.get(v, v) for v in eqn.invars
-            ]
-        )
-        for eqn in h.eqns
-        if all(eqn is not cast for cast in dropped)
-    ]
-    invars = [stand_in.get(v, v) for v in h.invars]
-    handed = {stand_in.get(v, v): leaf for v, leaf in leaf_of.items()}
-    return jaxprs.Piece(like, invars, h.outvars, eqns), handed

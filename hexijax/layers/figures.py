@@ -38,7 +38,7 @@ def layer_figures(model: "TracedModel", layer: int) -> Figures:
     reads = layering.reads(layer, layer + 1)
     h = pieces.param_prelude(equations, reads)
     k = pieces.batch_prelude(equations, reads)
-    run = jaxprs.Piece(equations.closed, body.reads, body.makes, body.eqns)
+    run = jaxprs.Piece.of(equations.closed, body.reads, body.makes, body.eqns)
     texts = [jaxprs.canonical_text(p.closed, literals=False) for p in (h, k, run)]
     border_in, border_out = layering.borders[layer], layering.borders[layer + 1]
     edges = [str(v.aval) for v in (*border_in, *border_out)]

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend import core
 
 from hexijax import compat
-from hexijax.layers import jaxprs
+from hexijax.layers import hoist, jaxprs
 
 MAX_ROWS = 1024
 """Longer scans run over something else than layers."""
@@ -156,7 +156,10 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[An
         elif eqn.primitive.name in _ROWWISE and in_rows[0]:
             outputs = [_map_rows(eqn, inputs[0])]
         else:
-            outputs = compat.evaluate_equation(eqn, *map(_whole, inputs))
+            inputs = [_whole(x) for x in inputs]
+            if eqn.primitive.name in hoist.REMAT:
+                eqn, inputs = hoist.hoist_casts(eqn, inputs)
+            outputs = compat.evaluate_equation(eqn, *inputs)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 

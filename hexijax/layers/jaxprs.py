@@ -1,5 +1,6 @@
 """Small tools for jaxprs: variables, slices, pieces as functions, canonical text."""
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -65,24 +66,30 @@ def free_variables(eqns: Sequence[Any], outvars: Iterable[Any]) -> list[Any]:
     return [v for v in dict.fromkeys(read) if v not in made]
 
 
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Piece:
     """Some equations of a larger program, as a function of its own."""
 
-    def __init__(
-        self,
+    invars: tuple[Any, ...]
+    """Variables of the larger program that it reads: the order of its arguments."""
+
+    outvars: tuple[Any, ...]
+    """Those it makes: the order of its results."""
+
+    closed: core.ClosedJaxpr
+    """The function; it may take arguments of another dtype than ``invars`` have."""
+
+    @classmethod
+    def of(
+        cls,
         like: core.ClosedJaxpr,
         invars: Sequence[Any],
         outvars: Sequence[Any],
         eqns: Sequence[Any],
-    ) -> None:
-        self.invars, self.outvars, self.eqns = (
-            tuple(invars),
-            tuple(outvars),
-            tuple(eqns),
-        )
-        self.closed = compat.closed_jaxpr(
-            like, invars=invars, outvars=outvars, eqns=eqns
-        )
+    ) -> "Piece":
+        """The equations ``eqns`` of ``like``."""
+        closed = compat.closed_jaxpr(like, invars=invars, outvars=outvars, eqns=eqns)
+        return cls(tuple(invars), tuple(outvars), closed)
 
     def __call__(self, *args: Any) -> list[Any]:
         return list(core.jaxpr_as_fun(self.closed)(*args))

@@ -77,4 +77,4 @@ def _prelude(
     wanted = list(dict.fromkeys(wanted))
     eqns = [equations.eqns[i] for i in equations.slice_of(wanted, kinds)]
     reads = jaxprs.free_variables(eqns, wanted)
-    return jaxprs.Piece(equations.closed, reads, wanted, eqns)
+    return jaxprs.Piece.of(equations.closed, reads, wanted, eqns)

@@ -218,7 +218,7 @@ class Segment:
         if KEYS in named:
             env[code.keys] = named[KEYS]
         for piece, remat in zip(code.bodies, code.remat, strict=True):
-            layer = jaxprs.Piece(code.like, piece.reads, piece.makes, piece.eqns)
+            layer = jaxprs.Piece.of(code.like, piece.reads, piece.makes, piece.eqns)
             run = layer.__call__
             if remat is not Remat.NONE:
                 run = jax.checkpoint(run, **_POLICIES[remat])
@@ -405,7 +405,7 @@ class _Trace:
             jaxpr.eqns[i] for i in jaxprs.needed(jaxpr.eqns, jaxprs.variables(wanted))
         ]
         reads = jaxprs.free_variables(eqns, wanted)
-        rederive = jaxprs.Piece(forward, reads, wanted, eqns)
+        rederive = jaxprs.Piece.of(forward, reads, wanted, eqns)
         return cls(
             forward=forward,
             backward=backward,

@@ -174,15 +174,15 @@ def _nested(p: Any, x: Any) -> Any:
     return x + outer(p["down"]["w"], h), h
 
 
-def _scanned_remat() -> Case:
+def _scanned_remat(dtype: str = "float32") -> Case:
     """Linen: a scan over stacked blocks, each of them rematerialised."""
 
     class Block(linen.Module):
         @linen.compact
         def __call__(self, x: Any, _: Any) -> Any:
             h = linen.LayerNorm(name="norm")(x)
-            h = linen.Dense(16, name="up")(h)
-            return x + linen.Dense(WIDTH, name="down")(linen.gelu(h)), None
+            h = linen.gelu(linen.Dense(16, dtype=dtype, name="up")(h))
+            return x + linen.Dense(WIDTH, dtype=dtype, name="down")(h), None
 
     class Model(linen.Module):
         @linen.compact
@@ -229,6 +229,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "linen-dropout": lambda: _linen_gpt(dropout_rate=0.2, depth=2),
     "linen-scanned": lambda: _linen_gpt(scan_layers=True),
     "linen-scan-remat": _scanned_remat,
+    "linen-scan-remat-bf16": lambda: _scanned_remat("bfloat16"),
     "plain": lambda: _plain(3, _mlp),
     "plain-aux": lambda: _plain(3, _mlp, aux=True),
     "plain-bf16": lambda: _plain(3, _bf16),
