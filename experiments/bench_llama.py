@@ -1,7 +1,8 @@
 """How fast the runtime is on equal cards, beside a plain-JAX script of the same model.
 
 Run:     python -m experiments.bench_llama one pipeline lanes mixed --out FOLDER
-         (--small runs all of it on forced CPU devices, to see that it works)
+         (--small, to see that it works, runs all of it on CPU devices; force four with
+         XLA_FLAGS=--xla_force_host_platform_device_count=4)
 Needs:   1 or 4 cards of 80 GB; about six minutes on 4x H100
 Expect:  docs/performance.md
 """
@@ -10,6 +11,7 @@ import argparse
 import dataclasses
 import datetime
 import gc
+import itertools
 import json
 import platform
 import statistics
@@ -49,6 +51,11 @@ class Size:
     pipeline_microbatch: int
     kind: str
     steps: int
+
+    @property
+    def dtype(self) -> str:
+        """Compute dtype, by name."""
+        return jax.numpy.dtype(self.config.dtype).name
 
 
 LARGE = Size(
@@ -114,7 +121,7 @@ def make_experiment(size: Size, batch_size: int) -> Experiment:
         loss=nnx_loss(build, score),
         optimizer=optimizer(),
         batch_size=batch_size,
-        dtype=size.config.dtype,
+        dtype=size.dtype,
         tokens_per_sample=size.length,
     )
 
@@ -122,7 +129,7 @@ def make_experiment(size: Size, batch_size: int) -> Experiment:
 def make_chain(size: Size) -> Chain:
     """The model as a chain."""
     experiment = make_experiment(size, 1)
-    loss = experiment.loss.variant(dtype=size.config.dtype, attention="xla")
+    loss = experiment.loss.variant(dtype=size.dtype, attention="xla")
     batch = {"tokens": np.zeros((1, size.length + 1), np.int32)}
     return trace_model(
         loss, abstract_params(experiment), batch, microbatch_size=1, name="llama"
@@ -150,14 +157,15 @@ def measure(step: Callable[[int], Callable[[], Any]], steps: int) -> dict[str, f
     """
     for i in range(2):
         step(i)()
-    ends, waiting = [], []
+    ends: list[float] = []
+    waiting: list[Callable[[], Any]] = []
     for i in range(steps + 1):
         waiting.append(step(2 + i))
         if len(waiting) > 1:
             waiting.pop(0)()
             ends.append(time.perf_counter())
     loss = waiting.pop(0)()
-    times = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+    times = [b - a for a, b in itertools.pairwise(ends)]
     return {
         "step_s": statistics.median(times),
         "least_s": min(times),
@@ -226,7 +234,7 @@ def data_parallel(size: Size, chain: Chain, cards: int, segment: int) -> Plan:
         devices=names_of(size, cards),
         layers=(0, layers),
         lanes=cards,
-        dtype=size.config.dtype,
+        dtype=size.dtype,
         segments=tuple(sizes),
     )
     samples = size.a_card * cards
@@ -241,7 +249,8 @@ def data_parallel(size: Size, chain: Chain, cards: int, segment: int) -> Plan:
 
 def pipeline(size: Size, chain: Chain, blocks: tuple[int, ...]) -> Plan:
     """One stage a card; the embedding goes with the first, the head with the last."""
-    stages, start = [], 0
+    stages: list[Stage] = []
+    start = 0
     for i, (name, count) in enumerate(zip(names_of(size, 4), blocks, strict=True)):
         stop = start + count + (i == 0) + (i == len(blocks) - 1)
         # The last stage runs forward and backward at once and keeps nothing.
@@ -250,7 +259,7 @@ def pipeline(size: Size, chain: Chain, blocks: tuple[int, ...]) -> Plan:
             Stage(
                 devices=(name,),
                 layers=(start, stop),
-                dtype=size.config.dtype,
+                dtype=size.dtype,
                 remat=(remat,) * (stop - start),
             )
         )
@@ -357,7 +366,8 @@ def main() -> None:
         depth = size.config.depth
         part = depth // 4
         blocks = (part + 1, part, part, depth - 3 * part - 1)
-        spans, start = [], 0
+        spans: list[tuple[int, int]] = []
+        start = 0
         for count in blocks:
             spans.append((start, start + count))
             start += count

@@ -1,4 +1,4 @@
-"""A CUDA card and the CPU train one model in one process; gradients beside one device's.
+"""A CUDA card and the CPU train one model in one process; gradients beside one's.
 
 Run:     python -m experiments.bench_mixed
 Needs:   one card (without one, two CPU devices show that it works)
@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
@@ -61,9 +60,9 @@ def remembering(inner: optax.GradientTransformation) -> optax.GradientTransforma
             "grads": jax.tree.map(jnp.zeros_like, params),
         }
 
-    def update(grads: Any, state: Any, params: Any) -> Any:
-        updates, new = inner.update(grads, state["inner"], params)
-        return updates, {"inner": new, "grads": grads}
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        changes, new = inner.update(updates, state["inner"], params)
+        return changes, {"inner": new, "grads": updates}
 
     return optax.GradientTransformation(init, update)
 

@@ -1,8 +1,9 @@
 """Settings every test shares; they must stand before JAX opens its backend.
 
 Eight forced CPU devices stand in for every cluster. One persistent compilation cache
-serves all tests, and all later runs: a cold program costs 0.3 s, a warm one 0.02 s.
-They are set through the environment, so that subprocesses inherit them.
+serves all tests, and all later runs: a cold program costs 0.3 s, a warm one 0.02 s. It
+lies in $HEXIJAX_TEST_CACHE, else in pytest's cache folder. All are set through the
+environment, so that subprocesses inherit them.
 """
 
 import os
@@ -23,6 +24,13 @@ os.environ["XLA_FLAGS"] = " ".join(
 ).strip()
 os.environ.setdefault("NPROC", "2")  # XLA's thread pool, where there are more cores
 
+# Set as this file is imported: a test file may import JAX before any hook of pytest's.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("HEXIJAX_TEST_CACHE") or str(
+    Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax"
+)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
 # The same examples each time: a failure seen once is seen again. Two shared cores may
 # stall for seconds, so no test is judged by its time.
 hypothesis.settings.register_profile(
@@ -33,20 +41,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("hexijax")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Points JAX at the cache: $HEXIJAX_TEST_CACHE, else a folder of pytest's own.
-
-    With `-p no:cacheprovider` there is none, and every program is compiled.
-    """
-    folder = os.environ.get("HEXIJAX_TEST_CACHE")
-    if not folder and hasattr(config, "cache"):
-        folder = config.cache.mkdir("jax")
-    if folder:
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(folder).resolve())
-        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-        os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
     batch -> jit(gradient of one microbatch, added up) -> jit(AdamW) -> bf16 weights
 
 No hexijax: one ``jit`` a microbatch over the whole model, donated fp32 accumulators,
-fp32 master weights cast once a step. ``stage_times`` times runs of layers alone, forward
-and backward, for the ideal of a pipeline.
+fp32 master weights cast once a step. ``stage_times`` times runs of layers alone,
+forward and backward, for the ideal of a pipeline.
 """
 
 import dataclasses
@@ -54,9 +54,9 @@ class PlainLlama:
             return next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])[0].sum()
 
         def add(params: Any, tokens: jax.Array, sums: Any, weight: jax.Array) -> Any:
-            value, grads = jax.value_and_grad(
-                lambda p: loss(p, tokens) / weight
-            )(params)
+            value, grads = jax.value_and_grad(lambda p: loss(p, tokens) / weight)(
+                params
+            )
             total, acc = sums
             acc = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), acc, grads)
             return total + value, acc
@@ -72,7 +72,7 @@ class PlainLlama:
         self._update = jax.jit(update, donate_argnums=(0, 1, 2))
 
     def cast(self, master: Any) -> Any:
-        """Matrices in the compute dtype; vectors stay float32, as the model uses them."""
+        """Matrices in the compute dtype; vectors in float32, as the model uses them."""
         return jax.tree.map(
             lambda p: p.astype(self.config.dtype) if p.ndim > 1 else p, master
         )
@@ -95,7 +95,7 @@ class PlainLlama:
             self.sums = jnp.zeros(()), jax.tree.map(jnp.zeros_like, self.master)
 
     def step(self, batch: np.ndarray) -> jax.Array:
-        """One step on ``[samples, length + 1]`` tokens; returns the loss, not waited for."""
+        """One step on ``[samples, length + 1]`` tokens; the loss is not waited for."""
         weight = np.float32(batch.shape[0] * (batch.shape[1] - 1))
         size = self.microbatch_size
         for i in range(self.microbatches):
@@ -115,11 +115,11 @@ def stage_times(
 ) -> dict[str, list[tuple[float, float]]]:
     """(forward, backward) seconds of each run of blocks, in plain programs.
 
-    The first run holds the embedding, the last the head and the loss. ``apart``: a forward
-    that returns what its backward needs (matrix products kept, the rest recomputed) and a
-    backward that takes it, as any pipeline must; the last run is one program.
-    ``together``: a forward that keeps nothing, and forward and backward in one program
-    less that forward; no pipeline can run so, it bounds them all.
+    The first run holds the embedding, the last the head and the loss. ``apart``: a
+    forward that returns what its backward needs (matrix products kept, the rest
+    recomputed) and a backward that takes it, as any pipeline must; the last run is one
+    program. ``together``: a forward that keeps nothing, and forward and backward in one
+    program less that forward; no pipeline can run so, it bounds them all.
     """
     abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
     graph, shapes, rest = nnx.split(abstract, nnx.Param, ...)
@@ -137,21 +137,36 @@ def stage_times(
         whole, tree = jax.tree.flatten(weights)
         mine = [w for w, u in zip(whole, used, strict=True) if u]
 
-        def on(mine: Any, x: jax.Array, keep: bool, run=run, used=used, tree=tree) -> Any:
-            given = iter(mine)
-            leaves = [next(given) if u else None for u in used]
-            return run(jax.tree.unflatten(tree, leaves), x, keep)
-
+        on = _given_only(run, used, tree)
         last = span[1] == config.depth
         forward_s, both_s = _together(on, mine, x, device, repeats)
         times["together"].append((forward_s, both_s - forward_s))
-        split = (forward_s, both_s - forward_s) if last else _apart(on, mine, x, device, repeats)
-        times["apart"].append(split)
+        if last:
+            times["apart"].append((forward_s, both_s - forward_s))
+        else:
+            times["apart"].append(_apart(on, mine, x, device, repeats))
     return times
 
 
+def _given_only(
+    run: Callable[..., Any], used: list[bool], tree: Any
+) -> Callable[..., Any]:
+    """``run`` on the weights it uses, as a list."""
+
+    def on(mine: Any, x: jax.Array, keep: bool) -> Any:
+        given = iter(mine)
+        leaves = [next(given) if u else None for u in used]
+        return run(jax.tree.unflatten(tree, leaves), x, keep)
+
+    return on
+
+
 def _run_of_blocks(
-    config: LlamaConfig, graph: Any, rest: Any, tokens_BT: jax.Array, span: tuple[int, int]
+    config: LlamaConfig,
+    graph: Any,
+    rest: Any,
+    tokens_BT: jax.Array,
+    span: tuple[int, int],
 ) -> Callable[..., Any]:
     def run(weights: Any, x: jax.Array, keep: bool) -> Any:
         model = nnx.merge(graph, weights, rest)
@@ -231,7 +246,9 @@ def _apart(
         out, vjp = jax.vjp(lambda w, x: on(w, x, True), w, x)
         leaves, trace["tree"] = jax.tree.flatten(vjp)
         given = [*w, x]
-        at = [next((i for i, g in enumerate(given) if leaf is g), None) for leaf in leaves]
+        at = [
+            next((i for i, g in enumerate(given) if leaf is g), None) for leaf in leaves
+        ]
         trace["at"] = at
         return out, [leaf for leaf, i in zip(leaves, at, strict=True) if i is None]
 
