@@ -13,7 +13,7 @@ from models.gpt import GPT, GPTConfig
 from models.llama import Llama, LlamaConfig
 from models.losses import next_token_loss
 
-VOCAB, LENGTH, WIDTH, DEPTH = 32, 8, 16, 5
+VOCAB, LENGTH, WIDTH, DEPTH = 32, 8, 16, 4
 
 
 def tokens(batch_size: int, seed: int = 0) -> dict[str, np.ndarray]:

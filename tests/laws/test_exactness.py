@@ -1,0 +1,164 @@
+"""One step of any plan equals one step of the plain single-device program.
+
+Gradients are compared leaf by leaf before the optimizer: a gradient three times too large
+passes a test of parameters under Adam.
+"""
+
+import dataclasses
+import functools
+import random
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from tests.laws import cover
+from tests.laws.cases import BATCH_SIZE, Case, chain, check, draw, gradient_error, run
+from tests.laws.law_models import Shape, tokens
+
+SEEDS = [4, 262, 80, 1100, 0, 1501, 1161, 443, 31, 1146, 64]
+"""Printed by ``python -m tests.laws.cover``."""
+
+
+def test_the_cases_cover_every_pair_of_factors(capsys: pytest.CaptureFixture[str]):
+    pairs = cover.covered(draw(seed) for seed in SEEDS)
+    with capsys.disabled():
+        print(f" {len(pairs)} of {len(cover.all_pairs())} pairs", end=" ")
+    assert pairs == cover.all_pairs()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_gives_the_plain_program_s_numbers(seed: int, monkeypatch: Any):
+    check(draw(seed), run(draw(seed), monkeypatch))
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("seed", range(10_000, 10_320))
+def test_any_plan_gives_the_plain_program_s_numbers(seed: int, monkeypatch: Any):
+    check(draw(seed), run(draw(seed), monkeypatch))
+
+
+def by_hand(shape: Shape, *replicas: Replica, **fields: Any) -> Case:
+    """A case with a plan written out."""
+    plan = Plan(replicas=replicas, batch_size=BATCH_SIZE, **fields)
+    assert sum(r.samples for r in replicas) == BATCH_SIZE
+    return Case(0, shape, False, plan)
+
+
+def two_stages(shape: Shape, first: Stage, second: Stage, **fields: Any) -> Case:
+    """A pipeline of two stages over all layers."""
+    layers = len(chain(shape).layers)
+    stages = (
+        dataclasses.replace(first, layers=(0, 3), segments=(), remat=()),
+        dataclasses.replace(second, layers=(3, layers), segments=(), remat=()),
+    )
+    return by_hand(shape, Replica(stages=stages, **fields))
+
+
+def test_a_stage_of_four_lanes_before_one_of_two(monkeypatch: Any):
+    case = two_stages(
+        Shape(),
+        Stage(devices=tuple(f"fast/{i}" for i in range(4)), layers=(0, 1), lanes=4),
+        Stage(devices=("slow/0", "slow/1"), layers=(0, 1), lanes=2),
+        microbatches=3,
+        microbatch_size=4,
+        samples=BATCH_SIZE,
+    )
+    check(case, run(case, monkeypatch))
+
+
+def test_twelve_samples_on_lanes_that_do_not_divide_them_are_padded(monkeypatch: Any):
+    layers = len(chain(Shape()).layers)
+    devices = tuple(f"fast/{i}" for i in range(4))
+    stage = Stage(devices=devices, layers=(0, layers), lanes=4)
+    replica = Replica(stages=(stage,), microbatches=2, microbatch_size=8, samples=12)
+    case = by_hand(Shape(), replica)
+    check(case, run(case, monkeypatch))
+
+
+def test_dropout_does_not_depend_on_the_plan(monkeypatch: Any):
+    shape = Shape(dropout=0.3)
+    case = two_stages(
+        shape,
+        Stage(devices=("fast/0", "fast/1"), layers=(0, 1), lanes=2),
+        Stage(devices=("slow/0",), layers=(0, 1)),
+        microbatches=2,
+        microbatch_size=6,
+        samples=BATCH_SIZE,
+    )
+    check(case, run(case, monkeypatch))
+
+
+def test_a_bfloat16_plan_is_within_five_percent(monkeypatch: Any):
+    shape = Shape(tied=False, dtype="bfloat16")
+    case = two_stages(
+        shape,
+        Stage(devices=("fast/0", "fast/1"), layers=(0, 1), tensor=2),
+        Stage(devices=("slow/0",), layers=(0, 1)),
+        microbatches=3,
+        microbatch_size=4,
+        samples=BATCH_SIZE,
+    )
+    outcome = run(case, monkeypatch)
+    norms = {k: np.linalg.norm(g) for k, g in outcome.want_grads.items()}
+    total = np.sqrt(sum(n**2 for n in norms.values()))
+    for name, want in outcome.want_grads.items():
+        error = np.linalg.norm(outcome.grads[name] - want)
+        assert error <= 5e-2 * norms[name] + 1e-3 * total, name
+    assert outcome.result["loss"] == pytest.approx(outcome.want_result["loss"], rel=5e-2)
+    stored = outcome.engine.state().values()
+    assert {x.dtype.name for s in stored for x in s["master"]} == {"float32"}
+
+
+def test_two_runs_of_one_plan_agree_bitwise(monkeypatch: Any):
+    case = draw(SEEDS[0])
+    first, second = run(case, monkeypatch), run(case, monkeypatch)
+    for name, value in first.params.items():
+        np.testing.assert_array_equal(value, second.params[name], err_msg=name)
+
+
+def test_donated_buffers_give_the_numbers_of_kept_ones(monkeypatch: Any):
+    case = draw(SEEDS[1])
+    donated = run(case, monkeypatch)
+    jit = jax.jit
+
+    @functools.wraps(jit)
+    def keeping(f: Any, **options: Any) -> Any:
+        options.pop("donate_argnums", None)
+        return jit(f, **options)
+
+    monkeypatch.setattr(jax, "jit", keeping)
+    kept = run(case, monkeypatch)
+    for name, value in kept.params.items():
+        np.testing.assert_array_equal(value, donated.params[name], err_msg=name)
+
+
+def test_evaluation_gives_the_plain_loss_and_leaves_training_alone(monkeypatch: Any):
+    case = draw(SEEDS[0])
+    first, second = tokens(BATCH_SIZE, 99), tokens(BATCH_SIZE, 7)
+    plainly = run(case, monkeypatch).engine
+    evaluating = run(case, monkeypatch).engine
+    evaluating.evaluate(first, 0)
+    evaluated = evaluating.evaluate(second, 1)
+    trained = evaluating.step(second, 1).fetch()
+    assert evaluated["loss"] == pytest.approx(trained["loss"], rel=1e-6)
+    assert evaluated["accuracy"] == pytest.approx(trained["accuracy"])
+    assert trained == plainly.step(second, 1).fetch()
+
+
+def test_a_gradient_error_is_seen():
+    outcome = type("O", (), {})()
+    outcome.want_grads = {"a": np.ones(4), "b": np.ones(4)}
+    outcome.grads = {"a": np.ones(4), "b": np.ones(4) * (1 + 1e-4)}
+    error, leaf = gradient_error(outcome)
+    assert error > 5 and leaf == "b"
+
+
+def test_random_plans_are_not_all_alike():
+    rng = random.Random(0)
+    cases = [draw(rng.randrange(10**6)) for _ in range(100)]
+    assert {c.plan.schedule for c in cases} == set(Schedule)
+    assert any(len(c.plan.replicas) == 3 for c in cases)
+    assert any(len(c.plan.state) > 1 for c in cases)
