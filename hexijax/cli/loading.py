@@ -28,17 +28,26 @@ def find_experiment(name: str) -> Path:
       UserError: there is none.
     """
     path = Path(name).expanduser()
-    dotted = Path(*name.split(".")).with_suffix(".py")
-    for candidate in (path, dotted):
+    candidates = [path]
+    if path.suffix != ".py":
+        candidates.append(Path(*name.split(".")).with_suffix(".py"))
+    for candidate in candidates:
         if candidate.is_file():
             return candidate.resolve()
-    folder = path.parent if path.parent.is_dir() else Path("experiments")
-    near = [str(file) for file in sorted(folder.glob("*.py"))]
+    folder = candidates[-1].parent
+    folder = folder if folder.is_dir() else Path("experiments")
+    near = [str(file) for file in sorted(folder.glob("*.py")) if _defines_one(file)]
+    looked = " and ".join(map(str, candidates))
     raise UserError(
-        f"There is no experiment {name!r} (looked for {path} and {dotted} from "
-        f"{Path.cwd()}).{did_you_mean(str(path), near)}"
+        f"There is no experiment {name!r} (looked for {looked} from "
+        f"{Path.cwd()}).{did_you_mean(str(candidates[-1]), near)}"
         + (f" Experiments there: {', '.join(near)}." if near else "")
     )
+
+
+def _defines_one(file: Path) -> bool:
+    """Whether a file seems to be an experiment's, by its text."""
+    return f"\ndef {FUNCTION}(" in file.read_text(encoding="utf-8", errors="replace")
 
 
 def project_root(file: Path) -> Path:

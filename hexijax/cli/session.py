@@ -90,6 +90,11 @@ def trace_chain(experiment: Experiment) -> Chain:
             f"The experiment {experiment.name!r} has no data. Give it a Data, such as "
             "hexijax.data.TextBytes()."
         )
+    if experiment.optimizer is None:
+        raise UserError(
+            f"The experiment {experiment.name!r} has no optimizer. Give it an optax "
+            "gradient transformation, such as optax.adamw(1e-3)."
+        )
     loss = experiment.loss
     if isinstance(loss, ModelLoss):  # cuDNN's attention cannot be traced without a GPU
         loss = loss.variant(dtype=experiment.dtype, attention="xla")
