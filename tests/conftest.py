@@ -20,6 +20,9 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_force_host_platform_device_count=8",
         # One thread an operation: eight devices are parallel enough for two cores.
         "--xla_cpu_multi_thread_eigen=false",
+        # Programs run once or twice: compiling them takes longer than running them.
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
     ]
 ).strip()
 os.environ.setdefault("NPROC", "2")  # XLA's thread pool, where there are more cores

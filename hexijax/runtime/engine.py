@@ -2,8 +2,8 @@
 
     Experiment + Plan + devices -> trace per stage -> compile -> Executor -> step(batch)
 
-The engine owns what a step needs besides the Program: the sample map, the global weight,
-the random keys, and the numbers people read.
+The engine owns what a step needs besides the Program: the sample map, the global
+weight, the random keys, and the numbers people read.
 """
 
 import functools
@@ -19,10 +19,10 @@ from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS
 from hexijax.layers.trace import TracedModel, trace_model
-from hexijax.plan.plan import Place, Plan
+from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.lower import StepRules, lower
-from hexijax.program.program import HOST, Kind, Program, Recv, Send
+from hexijax.program.program import HOST, Buffer, Kind, Program, Recv, Send
 from hexijax.runtime import devices as machine
 from hexijax.runtime import state as stored
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
@@ -306,10 +306,11 @@ class Engine:
           step: number of the step; random keys follow from it.
         """
         weight = self._begin(batch, step)
-        seed = np.float32(self.experiment.loss_scale / weight)
         for r, replica in enumerate(self.plan.replicas):
-            last = Place(f"r{r}.s{len(replica.stages) - 1}")
-            self._seeds[last] = jax.device_put(seed, self.layout.replicated(last))
+            last = stage_place(r, len(replica.stages) - 1)
+            self._seeds[last] = jax.device_put(
+                np.float32(self._seed(r, weight)), self.layout.replicated(last)
+            )
         left = self._executor.run_body()
         return StepResult(functools.partial(self._fetch, left, weight))
 
@@ -327,6 +328,13 @@ class Engine:
                 self._evaluator.put(buffer, self._executor.get(buffer))
         return self._fetch(self._evaluator.run_body(), weight)
 
+    def _seed(self, replica: int, weight: float) -> float:
+        """What a replica's loss sums are multiplied by in the backward.
+
+        The same for all: the weight is that of the whole batch, never a replica's own.
+        """
+        return self.experiment.loss_scale / weight
+
     def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
         """Takes a global batch; returns its weight, known before any backward."""
         self._batch = {name: np.asarray(array) for name, array in batch.items()}
@@ -339,7 +347,7 @@ class Engine:
 
     def _weight(self, replica: int, microbatch: int) -> float:
         stage = self.plan.replicas[replica].stages[-1]
-        last = Place(f"r{replica}.s{len(self.plan.replicas[replica].stages) - 1}")
+        last = stage_place(replica, len(self.plan.replicas[replica].stages) - 1)
         rows = self._rows[replica, microbatch]
         arrays = take({k: self._batch[k] for k in self.chain.batch}, rows)
         laned = {
@@ -427,6 +435,10 @@ class Engine:
     def peak_bytes_by_device(self) -> dict[str, int]:
         """Peak bytes in use by device name; empty where the backend does not count."""
         return machine.peak_bytes(self.devices)
+
+    def live_buffers(self) -> list[Buffer]:
+        """Buffers that hold something between steps: state and parameters."""
+        return self._executor.live()
 
     def wait(self) -> None:
         """Until everything dispatched so far is computed."""
