@@ -191,12 +191,15 @@ class Chain:
         def layer(d: Mapping[str, Any]) -> Layer:
             kept = {Remat(k): v for k, v in d["activation_bytes"].items()}
             names = {k: tuple(d[k]) for k in ("groups", "batch")}
-            return Layer(**{**d, **names, "activation_bytes": kept})
+            fields: dict[str, Any] = {**d, **names, "activation_bytes": kept}
+            return Layer(**fields)
+
+        def leaf(d: Mapping[str, Any]) -> Leaf:
+            fields: dict[str, Any] = {**d, "shape": tuple(d["shape"])}
+            return Leaf(**fields)
 
         def group(d: Mapping[str, Any]) -> Group:
-            leaves = tuple(
-                Leaf(**{**x, "shape": tuple(x["shape"])}) for x in d["leaves"]
-            )
+            leaves = tuple(map(leaf, d["leaves"]))
             return Group(name=d["name"], leaves=leaves, layers=tuple(d["layers"]))
 
         return cls(

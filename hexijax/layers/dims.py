@@ -10,7 +10,6 @@ A followed dim may be the outer factor of a larger one: (B, T, D) reshaped to (B
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -191,10 +190,8 @@ def _summed(eqn: Any, ins: Sequence[State]) -> State:
     if name == "div" and sums == [True, False]:
         return Summed()
     if name == "select_n" and not sums[0]:
-        rest = zip(ins[1:], sums[1:], strict=True)
-        if all(
-            summed or s.is_zero for s, summed in rest if summed or isinstance(s, Same)
-        ):
+        zeros = (s.is_zero for s in ins[1:] if isinstance(s, Same))
+        if all(zeros):
             return Summed()
     return Mixed(eqn, "is not linear in a sum over samples")
 
@@ -206,7 +203,7 @@ def is_elementwise(eqn: Any) -> bool:
     """Whether every output entry depends on the input entries at its place."""
     if not eqn.outvars:
         return False
-    shape = getattr(eqn.outvars[0].aval, "shape", None)
+    shape = getattr(eqn.outvars[0].aval, "shape", ())
     return eqn.primitive.name in _ELEMENTWISE and all(
         v.aval.ndim == 0 or v.aval.ndim == len(shape) for v in eqn.invars
     )
@@ -224,8 +221,6 @@ _ELEMENTWISE = jaxprs.words(
     sharding_constraint bessel_i0e bessel_i1e polygamma zeta nan_to_num mulhi
     optimization_barrier"""
 )
-
-_PLACE = "depends on the place of a sample in its microbatch"
 
 
 def _meets(eqn: Any, at: int, s: State, dim: int) -> bool:
@@ -246,18 +241,31 @@ def _elementwise(eqn: Any, ins: Sequence[State], parts: int) -> State | list[Sta
     (dim,) = dims
     if all(_meets(eqn, i, s, dim) for i, s in enumerate(ins)):
         return Along(dim)
-    return Mixed(eqn, _PLACE)
+    return _by_place(eqn)
+
+
+def _by_place(eqn: Any) -> State:
+    """Something that differs from sample to sample met the followed dim."""
+    if jaxprs.is_float(eqn.outvars[0].aval):
+        return Mixed(eqn, "depends on the place of a sample in its microbatch")
+    return Unknown(eqn)  # places as integers may only serve to pick each sample's own
+
+
+def _dim(state: State) -> int:
+    """Where a value runs along the followed dim, which its caller has made sure of."""
+    assert isinstance(state, Along), state
+    return state.dim
 
 
 def _broadcast(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    return Along(int(eqn.params["broadcast_dimensions"][ins[0].dim]))
+    return Along(int(eqn.params["broadcast_dimensions"][_dim(ins[0])]))
 
 
 def _reshape(eqn: Any, ins: Sequence[State], parts: int) -> State:
     if eqn.params.get("dimensions") is not None:
         return Unknown(eqn)
     old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    dim = reshaped_dim(old, new, ins[0].dim, parts)
+    dim = reshaped_dim(old, new, _dim(ins[0]), parts)
     return Unknown(eqn) if dim is None else Along(dim)
 
 
@@ -273,16 +281,16 @@ def reshaped_dim(
 
 
 def _transpose(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    return Along(list(eqn.params["permutation"]).index(ins[0].dim))
+    return Along(list(eqn.params["permutation"]).index(_dim(ins[0])))
 
 
 def _squeeze(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    dim, gone = ins[0].dim, eqn.params["dimensions"]
+    dim, gone = _dim(ins[0]), eqn.params["dimensions"]
     return Unknown(eqn) if dim in gone else Along(dim - sum(1 for d in gone if d < dim))
 
 
 def _expand(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    dim = ins[0].dim
+    dim = _dim(ins[0])
     for d in sorted(eqn.params["dimensions"]):
         dim += 1 if d <= dim else 0
     return Along(dim)
@@ -290,7 +298,7 @@ def _expand(eqn: Any, ins: Sequence[State], parts: int) -> State:
 
 def _reduce(eqn: Any, ins: Sequence[State], parts: int) -> State:
     axes = eqn.params["axes"]
-    dim = ins[0].dim
+    dim = _dim(ins[0])
     if dim not in axes:
         return Along(dim - sum(1 for d in axes if d < dim))
     if eqn.primitive.name == "reduce_sum":
@@ -310,19 +318,19 @@ def _dim_of(param: str, how: str) -> Any:
         if own == dim:
             return Mixed(eqn, how)
         fits = all(_meets(eqn, i, s, dim) for i, s in enumerate(ins))
-        return Along(dim) if fits else Mixed(eqn, _PLACE)
+        return Along(dim) if fits else _by_place(eqn)
 
     return rule
 
 
 def _rev(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    if ins[0].dim in eqn.params["dimensions"]:
+    if _dim(ins[0]) in eqn.params["dimensions"]:
         return Mixed(eqn, "reorders samples")
     return ins[0]
 
 
 def _slice(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    dim = ins[0].dim
+    dim = _dim(ins[0])
     whole = eqn.outvars[0].aval.shape[dim] == eqn.invars[0].aval.shape[dim]
     return ins[0] if whole else Mixed(eqn, "takes some samples of the microbatch")
 
@@ -330,7 +338,7 @@ def _slice(eqn: Any, ins: Sequence[State], parts: int) -> State:
 def _pad(eqn: Any, ins: Sequence[State], parts: int) -> State:
     if not isinstance(ins[0], Along) or not isinstance(ins[1], Same):
         return Unknown(eqn)
-    low_high_inner = eqn.params["padding_config"][ins[0].dim]
+    low_high_inner = eqn.params["padding_config"][_dim(ins[0])]
     return ins[0] if not any(low_high_inner) else Unknown(eqn)
 
 
@@ -351,12 +359,12 @@ def _dynamic_update_slice(eqn: Any, ins: Sequence[State], parts: int) -> State:
 
 
 def _split(eqn: Any, ins: Sequence[State], parts: int) -> State:
-    return Unknown(eqn) if eqn.params["axis"] == ins[0].dim else ins[0]
+    return Unknown(eqn) if eqn.params["axis"] == _dim(ins[0]) else ins[0]
 
 
 def _top_k(eqn: Any, ins: Sequence[State], parts: int) -> State:
     last = eqn.invars[0].aval.ndim - 1
-    return Mixed(eqn, "ranks samples") if ins[0].dim == last else ins[0]
+    return Mixed(eqn, "ranks samples") if _dim(ins[0]) == last else ins[0]
 
 
 def _keys(eqn: Any, ins: Sequence[State], parts: int) -> State:
@@ -376,14 +384,15 @@ def _dot(eqn: Any, ins: Sequence[State], parts: int) -> State:
     starts = (len(batch[0]), len(batch[0]) + len(free[0]))
     followed = [i for i in (0, 1) if isinstance(ins[i], Along)]
     i = followed[0]
-    dim, other = ins[i].dim, ins[1 - i]
+    dim, other = _dim(ins[i]), ins[1 - i]
     for dims, out in ((contract, None), (batch, 0)):
         if dim in dims[i]:
             at = list(dims[i]).index(dim)
             partner = dims[1 - i][at]
             if not _meets(eqn, 1 - i, other, partner):
-                how = _PLACE if isinstance(other, Same) else "compares samples"
-                return Mixed(eqn, how)
+                if isinstance(other, Same):
+                    return _by_place(eqn)
+                return Mixed(eqn, "compares samples")
             return Summed() if out is None else Along(at)
     if len(followed) == 2:
         return Mixed(eqn, "multiplies every sample with every other")
@@ -420,10 +429,10 @@ def _gather(eqn: Any, ins: Sequence[State], parts: int) -> State:
         if partner is not None and _meets(eqn, 0, operand, partner):
             return Along(rows[indices.dim])
         return Unknown(eqn)
-    dim = operand.dim
+    dim = _dim(operand)
     if dim in pairs:
         fits = _meets(eqn, 1, indices, pairs[dim])
-        return Along(rows[pairs[dim]]) if fits else Mixed(eqn, _PLACE)
+        return Along(rows[pairs[dim]]) if fits else _by_place(eqn)
     gone = {*numbers.collapsed_slice_dims, *pairs}
     whole = eqn.params["slice_sizes"][dim] == eqn.invars[0].aval.shape[dim]
     if dim in gone or not whole:
@@ -446,7 +455,7 @@ def _scatter(eqn: Any, ins: Sequence[State], parts: int) -> State:
         places = ((0, operand, o), (1, indices, i), (2, updates, rows[i]))
         if any(isinstance(s, Along) and s.dim == d for _, s, d in places):
             fits = all(_meets(eqn, at, s, d) for at, s, d in places)
-            return Along(int(o)) if fits else Mixed(eqn, _PLACE)
+            return Along(int(o)) if fits else _by_place(eqn)
     return Unknown(eqn)
 
 
@@ -545,7 +554,7 @@ def _scan(eqn: Any, ins: Sequence[State], parts: int) -> list[State]:
             s = Same(frozenset(d - 1 for d in s.uniform if d))
         rows.append(s)
     carry = list(ins[scan.num_consts : first_row])
-    for _ in itertools.repeat(None):
+    while True:
         states = [*ins[: scan.num_consts], *carry, *rows]
         made = flow(scan.body.jaxpr, states, parts)
         after = [

@@ -51,7 +51,7 @@ def hand_over(
 
     own = {v: v.aval.dtype for v in params}
     handed = {v: first_dtype(v) or dtype for v, dtype in own.items()}
-    names = {v: np.dtype(dtype).name for v, dtype in handed.items()}
+    names: dict[Any, str] = {v: np.dtype(dtype).name for v, dtype in handed.items()}
     if handed == own:
         return prelude, names
     arguments = [

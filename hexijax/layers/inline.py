@@ -87,8 +87,10 @@ def find_stacks(jaxpr: Any, num_params: int) -> dict[int, Stack]:
                 if over_layers and sum(rows.values()) >= sum(consts.values()):
                     number = next(scans)
                     for at in rows:
+                        param = sources[at]
+                        assert param is not None  # _sizes lists parameters only
                         stack = Stack(length=scan.length, scan=number)
-                        found.setdefault(sources[at], stack)
+                        found.setdefault(param, stack)
 
     walk(jaxpr, {v: i for i, v in enumerate(jaxpr.invars[:num_params])})
     return found

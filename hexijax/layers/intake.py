@@ -48,7 +48,8 @@ def loss_equations(
     stacks = inline.find_stacks(closed.jaxpr, len(flat))
     inlined = inline.flatten_program(closed, stacks)
     inputs = iter(inlined.jaxpr.invars)
-    leaves, paths = {}, {}
+    leaves: dict[Any, Leaf] = {}
+    paths: dict[Any, tuple[str, ...]] = {}
     for leaf, path in _leaves(by_name, stacks):
         v = next(inputs)
         leaves[v], paths[v] = leaf, path

@@ -51,7 +51,8 @@ def struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def needed(eqns: Sequence[Any], targets: Iterable[Any]) -> list[int]:
     """Indices of the equations that ``targets`` depend on, ascending."""
-    wanted, kept = set(targets), []
+    wanted = set(targets)
+    kept: list[int] = []
     for i in reversed(range(len(eqns))):
         if not wanted.isdisjoint(eqns[i].outvars):
             kept.append(i)
@@ -128,7 +129,8 @@ def digest(*texts: str) -> str:
 
 
 def _lines(closed: core.ClosedJaxpr, literals: bool) -> list[str]:
-    jaxpr, number = closed.jaxpr, {}
+    jaxpr = closed.jaxpr
+    number: dict[Any, int] = {}
 
     def name(atom: Any) -> str:
         if is_literal(atom):
@@ -158,7 +160,7 @@ def _type(aval: Any) -> str:
 def _param(value: Any, literals: bool) -> str:
     if isinstance(value, core.ClosedJaxpr | core.Jaxpr):
         return "{" + "; ".join(_lines(compat.as_closed(value), literals)) + "}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return "(" + ", ".join(_param(v, literals) for v in value) + ")"
     if isinstance(value, np.ndarray | jax.Array):
         return value_text(value)

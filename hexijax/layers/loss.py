@@ -234,7 +234,7 @@ def _flat_state(state: Any) -> Sequence[tuple[tuple[Any, ...], Any]]:
 def _is_fixed(path: Any, variable: Any) -> bool:
     """Neither a parameter nor a random state: a table, a mask."""
     kind = getattr(variable, "type", type(variable))
-    return not issubclass(kind, nnx.Param | nnx.RngState)
+    return not issubclass(kind, (nnx.Param, nnx.RngState))
 
 
 def _modules(module: Any) -> list[Any]:
@@ -345,7 +345,7 @@ class LinenLoss(ModelLoss):
         return shapes
 
     @functools.cached_property
-    def _fixed(self) -> Any:
+    def _fixed(self) -> Mapping[str, Any]:
         """Collections beside the parameters, with their values."""
         others = [k for k in self._shapes if k != "params"]
         if not others:
@@ -382,7 +382,7 @@ class LinenLoss(ModelLoss):
         return self._shapes["params"]
 
     def _apply(self, params: Any, arguments: tuple[Any, ...], key: Any) -> Any:
-        rngs = {}
+        rngs: dict[str, jax.Array] = {}
         if key is not None:
             rngs = {s: jax.random.fold_in(key, i) for i, s in enumerate(self.streams)}
         return self._module().apply(

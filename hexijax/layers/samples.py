@@ -7,7 +7,7 @@ samples against those of each alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _judge(equations: Equations, name: str, atom: Any, state: State) -> Verdict:
             kind="mixes" if mixed else "unknown",
             output=name,
             primitive=state.eqn.primitive.name,
-            where=source_line(state.eqn),
+            where=place_of(state.eqn, equations.eqns),
             how=state.how if mixed else "is not known to keep samples apart",
         )
     by_sample = atom.aval.ndim == 1
@@ -106,7 +106,7 @@ def _judge(equations: Equations, name: str, atom: Any, state: State) -> Verdict:
         kind="mixes",
         output=name,
         primitive=eqn.primitive.name,
-        where=source_line(eqn),
+        where=place_of(eqn, equations.eqns),
         how=how,
     )
 
@@ -115,15 +115,18 @@ def _constants(two: Equations, three: Equations) -> list[Verdict]:
     """Finds numbers that depend on how many samples there are, as a mean's divisor."""
     found = []
     for name in three.outputs:
-        values = [_fixed_value(e, e.outputs[name]) for e in (two, three)]
-        if None not in values and 3 * values[0] != 2 * values[1]:
+        of_two = _fixed_value(two, two.outputs[name])
+        of_three = _fixed_value(three, three.outputs[name])
+        if of_two is None or of_three is None:
+            continue
+        if 3 * of_two != 2 * of_three:
             found.append(
                 Verdict(
                     kind="mixes",
                     output=name,
                     primitive="constant",
                     where="the end of the loss",
-                    how=f"is {values[0]:g} for two samples and {values[1]:g} for three",
+                    how=f"is {of_two:g} for two samples and {of_three:g} for three",
                 )
             )
     if len(two.eqns) != len(three.eqns):
@@ -136,7 +139,7 @@ def _constants(two: Equations, three: Equations) -> list[Verdict]:
                     kind="mixes",
                     output="sum",
                     primitive=b.primitive.name,
-                    where=source_line(b),
+                    where=place_of(b, three.eqns),
                     how="contains the number of samples in the microbatch",
                 )
             )
@@ -162,14 +165,25 @@ def _differ(a: Any, b: Any) -> bool:
     return jaxprs.is_float(b.aval) and not np.array_equal(a.val, b.val, equal_nan=True)
 
 
-def source_line(eqn: Any) -> str:
-    """The user's line an equation comes from: ``model.py:12 (function)``."""
+def place_of(eqn: Any, eqns: Sequence[Any]) -> str:
+    """The user's line an equation comes from: ``model.py:12 (function)``.
+
+    What JAX compiles by itself keeps no line of the user's; then it is the nearest of
+    the equations before it.
+    """
+    if line := _source_line(eqn):
+        return line
+    at = next((i for i, other in enumerate(eqns) if other is eqn), len(eqns))
+    before = (line for other in reversed(eqns[:at]) if (line := _source_line(other)))
+    return next((f"or after {line}" for line in before), "an unknown line")
+
+
+def _source_line(eqn: Any) -> str | None:
     traceback = eqn.source_info.traceback
-    frames = list(traceback.frames) if traceback is not None else []
-    files = [f for f in frames if not f.file_name.startswith(("<", *_LIBRARIES))]
-    for frame in files:
-        return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return "an unknown line"
+    for frame in traceback.frames if traceback is not None else ():
+        if not frame.file_name.startswith(("<", *_LIBRARIES)):
+            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
+    return None
 
 
 _LIBRARIES = tuple(
@@ -210,7 +224,7 @@ def probe(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> bo
         np.asarray(run({k: x[i : i + 1] for k, x in arrays.items()}, keys[i : i + 1]))
         for i in range(3)
     )
-    return bool(np.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE))
+    return np.allclose(together, alone, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -22,7 +22,7 @@ def chain_table(chain: Chain) -> str:
     ``blocks/0..5 x6`` stands for six layers; their line shows one of them. Tied
     parameters count in the layer that reads them first.
     """
-    rows = [_HEADS]
+    rows: list[tuple[str, ...]] = [_HEADS]
     counted: set[str] = set()
     for layers in _runs(chain):
         new = [chain.group(g) for g in layers[0].groups if g not in counted]

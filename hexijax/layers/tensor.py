@@ -107,7 +107,7 @@ class _Walk:
         """An equation that holds a program: parameters may be changed in there, too."""
         origins = {v: o for v, o in zip(inner.invars, given, strict=True) if o}
         pairs = zip(inner.invars, ins, strict=True)
-        states = {v: s for v, s in pairs if isinstance(s, Along)}
+        states: dict[Any, State] = {v: s for v, s in pairs if isinstance(s, Along)}
         self._live.update(v for v in inner.invars if v not in origins)
         for eqn in inner.eqns:
             reads = jaxprs.variables(eqn.invars)

@@ -82,7 +82,7 @@ def _check_samples(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[st
     try:
         notes = _checked.setdefault(function, {})
     except TypeError:  # what cannot be referred to weakly is checked each time
-        notes = {}
+        notes = dict[str, tuple[str, ...]]()
     if shapes not in notes:
         notes[shapes] = _sample_notes(loss, params, batch)
     return notes[shapes]
