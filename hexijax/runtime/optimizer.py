@@ -20,13 +20,11 @@ from hexijax.errors import UserError
 from hexijax.layers.names import path_name
 
 ELEMENTWISE_PRIMITIVES = frozenset(
-    """
-    abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos eq
-    erf exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max
-    min mul ne neg nextafter not or pow real rem round rsqrt select_n sign sin sqrt
-    square stop_gradient sub tan tanh xor optimization_barrier pvary reduce_precision
-    random_bits random_wrap random_unwrap random_fold_in random_split
-    """.split()  # noqa: SIM905
+    """abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh
+    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p
+    logistic lt max min mul ne neg nextafter not optimization_barrier or pow pvary real
+    reduce_precision rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub
+    tan tanh xor""".split()
 )
 
 
@@ -175,8 +173,13 @@ def _state_owners(
             continue
         text = path_name(path)
         scalars = [n for n, p in zip(names, leaves, strict=True) if not p.shape]
-        owners.append(next((n for n in scalars if text.endswith(n)), None))
+        owners.append(next((n for n in scalars if _is_of(text, n)), None))
     return owners
+
+
+def _is_of(path: str, name: str) -> bool:
+    """Whether a path in the optimizer state ends in a parameter's name."""
+    return path == name or path.endswith("/" + name)
 
 
 @dataclasses.dataclass(frozen=True)
