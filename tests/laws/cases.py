@@ -32,14 +32,27 @@ BATCH_SIZE = 12
 CLIP_NORM = 0.05
 SEED = 3
 
-FACTORS = ("cut", "tensor", "lanes", "unequal", "tied", "scanned", "api", "clipped", "schedule")
+FACTORS = (
+    "cut",
+    "tensor",
+    "lanes",
+    "unequal",
+    "tied",
+    "scanned",
+    "api",
+    "clipped",
+    "schedule",
+)
 
 
 def remembering(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """``inner``, with the gradient it was given kept in its state."""
 
     def init(params: Any) -> Any:
-        return {"inner": inner.init(params), "grads": jax.tree.map(jnp.zeros_like, params)}
+        return {
+            "inner": inner.init(params),
+            "grads": jax.tree.map(jnp.zeros_like, params),
+        }
 
     def update(grads: Any, state: Any, params: Any) -> Any:
         updates, new = inner.update(grads, state["inner"], params)
@@ -188,7 +201,9 @@ def reference(shape: Shape, clipped: bool, params: Any, batch: Any, step: int) -
 
 def global_norm(grads: dict[str, np.ndarray]) -> float:
     """Norm of all gradients together."""
-    return float(np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads.values())))
+    return float(
+        np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in grads.values()))
+    )
 
 
 def run(case: Case, monkeypatch: Any) -> Outcome:
@@ -214,7 +229,7 @@ def run(case: Case, monkeypatch: Any) -> Outcome:
 
 
 def gradient_error(outcome: Outcome) -> tuple[float, str]:
-    """Largest error over its limit, 1e-5 of the leaf's norm + 1e-7 of all, and its leaf."""
+    """Largest error over its limit (1e-5 of the leaf + 1e-7 of all), and its leaf."""
     norm = global_norm(outcome.want_grads)
 
     def over_limit(name: str) -> float:

@@ -1,6 +1,6 @@
 """Chooses few cheap cases whose factors cover every pair.
 
-    python -m tests.laws.cover    # prints the seeds for test_exactness
+python -m tests.laws.cover    # prints the seeds for test_exactness
 """
 
 import itertools

@@ -120,7 +120,9 @@ def draw_plan(
     for group in rng.sample(chain.groups, min(2, len(chain.groups))):
         if rng.random() < 0.5:
             chosen = rng.sample(places, rng.randint(1, min(3, len(places))))
-            shares: dict[Place, float] = {p: rng.choice([1.0, 2.0, 3.0]) for p in chosen}
+            shares: dict[Place, float] = {
+                p: rng.choice([1.0, 2.0, 3.0]) for p in chosen
+            }
             state.append(StateShare(groups=(group.name,), shares=shares))
     return Plan(
         replicas=tuple(replicas),

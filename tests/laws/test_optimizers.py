@@ -1,4 +1,4 @@
-"""How far each optimizer of optax looks, and that every one updates as plain optax does."""
+"""How far each optimizer of optax looks; every one updates as plain optax does."""
 
 from typing import Any
 
@@ -75,14 +75,18 @@ def test_across_leaves_is_refused_with_the_field_to_set(name: str):
 def test_a_global_norm_is_named_with_its_primitive_and_leaves():
     with pytest.raises(OptimizerError) as caught:
         classify(ACROSS["clip_by_global_norm"], PARAMS)
-    assert "'a/bias' depends on other leaves (a/kernel, b/0, b/1, ...)" in str(caught.value)
+    assert "'a/bias' depends on other leaves (a/kernel, b/0, b/1, ...)" in str(
+        caught.value
+    )
     assert "`reduce_sum`" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*ELEMENTWISE, "lamb", "centralize"])
 def test_some_leaves_alone_are_updated_as_in_the_whole_tree(name: str):
     optimizer = (ELEMENTWISE | INSIDE)[name]
-    grads = jax.tree.map(lambda p: jnp.sin(jnp.arange(p.size) + 1.0).reshape(p.shape), PARAMS)
+    grads = jax.tree.map(
+        lambda p: jnp.sin(jnp.arange(p.size) + 1.0).reshape(p.shape), PARAMS
+    )
     updates, _ = optimizer.update(grads, optimizer.init(PARAMS), PARAMS)
     want = flatten(optax.apply_updates(PARAMS, updates))
     alone, gradients = flatten(PARAMS), flatten(grads)

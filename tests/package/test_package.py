@@ -14,6 +14,7 @@ import pytest
 import hexijax
 
 ROOT = Path(__file__).parents[2]
+CARDS = ROOT / "hexijax" / "cluster" / "cards"
 
 # Rooms that plan without a device, and so without JAX; import-linter sees their own
 # imports, this sees what their packages drag in.
@@ -21,6 +22,8 @@ ROOMS_WITHOUT_JAX = [
     "hexijax",
     "hexijax.cluster",
     "hexijax.costs",
+    "hexijax.data",
+    "hexijax.experiment",
     "hexijax.layers.chain",
     "hexijax.plan",
     "hexijax.planner",
@@ -43,6 +46,9 @@ def test_the_wheel_holds_hexijax_only(wheel):
     tops = {name.split("/")[0] for name in names}
     assert tops == {"hexijax", f"hexijax-{hexijax.__version__}.dist-info"}
     assert "hexijax/py.typed" in names
+    cards = {f"hexijax/cluster/cards/{path.name}" for path in CARDS.iterdir()}
+    assert cards
+    assert cards <= {*names}
     assert not [name for name in names if "__pycache__" in name]
 
 
