@@ -17,14 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from hexijax.errors import UserError
+from hexijax.layers import jaxprs
 from hexijax.layers.names import path_name
 
-ELEMENTWISE_PRIMITIVES = frozenset(
-    """abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh
-    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p
-    logistic lt max min mul ne neg nextafter not optimization_barrier or pow pvary real
-    reduce_precision rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub
-    tan tanh xor""".split()
+ELEMENTWISE_PRIMITIVES = jaxprs.words(
+    """
+    abs add add_any and atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh
+    div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le log
+    log1p logistic lt max min mul ne neg nextafter not optimization_barrier or pow pvary
+    real reduce_precision rem round rsqrt select_n sign sin sinh sqrt square
+    stop_gradient sub tan tanh xor
+    """
 )
 
 
