@@ -50,7 +50,7 @@ class Cost:
             num_bytes=self.num_bytes + other.num_bytes,
         )
 
-    def __mul__(self, times: float) -> "Cost":
+    def __mul__(self, times: int) -> "Cost":
         return Cost(
             matmul_flops={k: v * times for k, v in self.matmul_flops.items()},
             other_flops=self.other_flops * times,

@@ -79,20 +79,8 @@ def assert_equal_gradients(
         assert error <= bound, (leaf.id, error, bound)
 
 
-REMATS = st.sampled_from(list(Remat))
-
-
-@pytest.mark.parametrize("name", zoo.CASES)
-@settings(max_examples=2)
-@given(data=st.data())
-def test_any_cut_gives_the_loss_and_gradients_of_the_whole(
-    name: str, data: st.DataObject
-):
+def assert_law(name: str, edges: Sequence[int], remat: Sequence[Remat]) -> None:
     case, model = zoo.case(name), traced(name)
-    num_layers = len(model.layering)
-    inner = data.draw(st.sets(st.integers(1, num_layers - 1)), label="cuts")
-    remat = data.draw(st.tuples(*[REMATS] * num_layers), label="remat")
-    edges = [0, *sorted(inner), num_layers]
     segments = [model.segment(a, b, remat[a:b]) for a, b in itertools.pairwise(edges)]
     scalars, got, residuals = run(model, case.params, full_batch(case), segments)
     loss, want = case.reference
@@ -108,3 +96,31 @@ def weight_shapes(case: zoo.Case) -> set[tuple[int, ...]]:
     shapes = {x.shape for x in jax.tree.leaves(case.params) if x.ndim > 1}
     shapes |= {shape[1:] for shape in shapes if len(shape) == 3}
     return shapes | {tuple(reversed(shape)) for shape in shapes}
+
+
+@pytest.mark.parametrize("name", zoo.CASES)
+def test_every_layer_apart_gives_the_loss_and_gradients_of_the_whole(name: str):
+    num_layers = len(traced(name).layering)
+    policies = itertools.islice(itertools.cycle(Remat), num_layers)
+    assert_law(name, range(num_layers + 1), tuple(policies))
+
+
+@pytest.mark.parametrize("remat", Remat)
+@pytest.mark.parametrize("name", ["gpt-bf16", "plain-aux"])
+def test_one_segment_keeps_no_weight_under_any_remat(name: str, remat: Remat):
+    num_layers = len(traced(name).layering)
+    assert_law(name, (0, num_layers), (remat,) * num_layers)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("name", zoo.CASES)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_any_cut_gives_the_loss_and_gradients_of_the_whole(
+    name: str, data: st.DataObject
+):
+    num_layers = len(traced(name).layering)
+    inner = data.draw(st.sets(st.integers(1, num_layers - 1)), label="cuts")
+    policies = st.tuples(*[st.sampled_from(list(Remat))] * num_layers)
+    edges = [0, *sorted(inner), num_layers]
+    assert_law(name, edges, data.draw(policies, label="remat"))

@@ -21,7 +21,7 @@ from models.llama import Llama, LlamaConfig
 from models.losses import classification_loss, masked_token_loss, next_token_loss
 from models.vit import ViT, ViTConfig
 
-VOCAB, LENGTH, WIDTH, DEPTH = 24, 6, 8, 3
+VOCAB, LENGTH, WIDTH, DEPTH = 24, 6, 8, 2
 SHAPE = {"width": WIDTH, "depth": DEPTH, "num_heads": 2, "ff_width": 16}
 
 
@@ -200,6 +200,26 @@ def _scanned_remat(dtype: str = "float32") -> Case:
     return _of(linen_loss(Model(), next_token, example=tokens()))
 
 
+def _routed() -> Case:
+    """A block picks rows for the next one: integers cross the border between them."""
+    params = {
+        "inp": jnp.zeros((VOCAB, WIDTH)),
+        "blocks": [{"w": jnp.zeros((WIDTH, 5)), "rows": jnp.zeros((5, WIDTH))}] * 2,
+    }
+
+    def loss(params: Any, batch: Mapping[str, Any], keys: Any) -> Any:
+        x = params["inp"][batch["inputs"]]
+        choice_BT = jnp.zeros(batch["inputs"].shape, jnp.int32)
+        for p in params["blocks"]:
+            h = x @ p["w"]
+            x = x + h @ p["rows"] + p["rows"][choice_BT]
+            choice_BT = h.argmax(-1)
+        total = jnp.square(x).sum((1, 2)) + 0.0 * choice_BT.sum(1)
+        return total, jnp.ones(len(total))
+
+    return Case(loss, fill(params), tokens())
+
+
 def _scalar() -> Case:
     """Sums over all samples, and a large closed-over table."""
     case = _plain(2, _mlp)
@@ -217,23 +237,24 @@ def _scalar() -> Case:
 
 CASES: dict[str, Callable[[], Case]] = {
     "gpt": _gpt,
-    "gpt-dropout": lambda: _gpt(dropout_rate=0.2, depth=2),
-    "gpt-bf16": lambda: _gpt(dtype="bfloat16", depth=2),
+    "gpt-dropout": lambda: _gpt(dropout_rate=0.2),
+    "gpt-bf16": lambda: _gpt(dtype="bfloat16"),
     "gpt-scanned": lambda: _gpt(scan_layers=True),
     "llama": _llama,
-    "llama-tied": lambda: _llama(tied=True, depth=2),
+    "llama-tied": lambda: _llama(tied=True),
     "llama-scanned": lambda: _llama(scan_layers=True),
     "bert": _bert,
     "vit": _vit,
     "linen": _linen_gpt,
-    "linen-dropout": lambda: _linen_gpt(dropout_rate=0.2, depth=2),
+    "linen-dropout": lambda: _linen_gpt(dropout_rate=0.2),
     "linen-scanned": lambda: _linen_gpt(scan_layers=True),
     "linen-scan-remat": _scanned_remat,
     "linen-scan-remat-bf16": lambda: _scanned_remat("bfloat16"),
-    "plain": lambda: _plain(3, _mlp),
-    "plain-aux": lambda: _plain(3, _mlp, aux=True),
-    "plain-bf16": lambda: _plain(3, _bf16),
-    "plain-nested": lambda: _plain(3, _nested, aux=True),
+    "plain": lambda: _plain(2, _mlp),
+    "plain-aux": lambda: _plain(2, _mlp, aux=True),
+    "plain-bf16": lambda: _plain(2, _bf16),
+    "plain-nested": lambda: _plain(2, _nested, aux=True),
+    "routed": _routed,
     "scalar": _scalar,
 }
 
