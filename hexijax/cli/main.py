@@ -1,13 +1,15 @@
 """The `hexijax` command.
 
-    0 done   1 the run diverged   2 bad input   130 Ctrl-C
+    0 done   1 the run diverged   2 bad input   70 a fault in code   130 Ctrl-C
 
-A fault of the input is one message and no traceback; HEXIJAX_TRACEBACK=1 shows it.
+A fault of the input is one message and no traceback; HEXIJAX_TRACEBACK=1 shows it. A
+fault in code, the experiment's or ours, keeps its traceback.
 """
 
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -32,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `hexijax catalog | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception:  # 1 would read as a diverged run
+        traceback.print_exc()
+        return 70
 
 
 def _parser() -> argparse.ArgumentParser:
