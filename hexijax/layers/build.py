@@ -5,9 +5,10 @@ from typing import Any
 
 from hexijax.layers import jaxprs, pieces
 from hexijax.layers.chain import Remat
+from hexijax.layers.code import Code
 from hexijax.layers.handing import hand_over
 from hexijax.layers.layering import Layering
-from hexijax.layers.segment import KEYS, MASK, Code, Segment
+from hexijax.layers.segment import KEYS, MASK, Segment
 
 SMALL_CONST_BYTES = 64 * 1024
 """Closed-over arrays up to this size are compiled into the program."""
