@@ -76,6 +76,11 @@ class Compiler:
             self._made[key] = _Job(self.layout, place, segment, dtypes, work)
         self._wanted[name] = (key, segment)
 
+    @property
+    def num_distinct(self) -> int:
+        """Segments that differ in computation or devices."""
+        return len(self._made)
+
     def compile(self) -> dict[Any, Compiled]:
         """All programs asked for, by name."""
         jobs = list(self._made.values())

@@ -69,11 +69,11 @@ def test_a_stage_of_four_lanes_before_one_of_two(monkeypatch: Any):
     check(case, run(case, monkeypatch))
 
 
-def test_twelve_samples_on_lanes_that_do_not_divide_them_are_padded(monkeypatch: Any):
+def test_twelve_samples_on_five_lanes_are_padded_and_exact(monkeypatch: Any):
     layers = len(chain(Shape()).layers)
-    devices = tuple(f"fast/{i}" for i in range(4))
-    stage = Stage(devices=devices, layers=(0, layers), lanes=4)
-    replica = Replica(stages=(stage,), microbatches=2, microbatch_size=8, samples=12)
+    devices = (*(f"fast/{i}" for i in range(4)), "slow/0")
+    stage = Stage(devices=devices, layers=(0, layers), lanes=5)
+    replica = Replica(stages=(stage,), microbatches=1, microbatch_size=15, samples=12)
     case = by_hand(Shape(), replica)
     check(case, run(case, monkeypatch))
 
