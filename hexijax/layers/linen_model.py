@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import errors, linen
 
 from hexijax.layers import names
-from hexijax.layers.model_loss import ModelError, ModelLoss
+from hexijax.layers.model_loss import ModelError, ModelLoss, accepted_by
 
 
 def linen_loss(
@@ -63,7 +63,7 @@ class LinenLoss(ModelLoss):
 
     def _module(self) -> Any:
         offered = {"dtype": self.dtype, "attention": self.attention}
-        accepted = inspect.signature(self.build).parameters
+        accepted = accepted_by(self.build)
         given = {k: v for k, v in offered.items() if k in accepted and v is not None}
         return self.build(**given)
 

@@ -33,6 +33,15 @@ def per_sample(loss: LossFunction) -> LossFunction:
     return by_sample
 
 
+def accepted_by(build: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Parameters of a builder; of a module class, those of its constructor.
+
+    A class's own signature may be its metaclass's, which takes anything.
+    """
+    maker = build.__init__ if inspect.isclass(build) else build
+    return inspect.signature(maker).parameters
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelLoss(abc.ABC):
     """A loss that knows its module: it can make parameters and change its dtype."""

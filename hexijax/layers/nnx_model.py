@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hexijax.layers.model_loss import ModelError, ModelLoss
+from hexijax.layers.model_loss import ModelError, ModelLoss, accepted_by
 
 
 def nnx_loss(
@@ -50,7 +49,7 @@ class NnxLoss(ModelLoss):
 
     def _module(self, rngs: Any = None) -> Any:
         offered = {"dtype": self.dtype, "attention": self.attention, "rngs": rngs}
-        accepted = inspect.signature(self.build).parameters
+        accepted = accepted_by(self.build)
         given = {k: v for k, v in offered.items() if k in accepted and v is not None}
         if "rngs" in accepted and rngs is None:
             given["rngs"] = nnx.Rngs(0)

@@ -123,3 +123,12 @@ def test_linen_parameters_have_the_names_of_the_module():
     params = names.flatten(loss.init(jax.random.key(0)))
     assert params["blocks_1/ff/up/kernel"].shape == (zoo.WIDTH, 16)
     assert params.keys() == names.flatten(loss.abstract_params()).keys()
+
+
+def test_a_module_class_is_its_own_builder():
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.linear = nnx.Linear(2, 3, rngs=rngs)
+
+    params = nnx_loss(Net, lambda model, batch: None).abstract_params()
+    assert params["linear"]["kernel"].shape == (2, 3)
