@@ -19,7 +19,14 @@ from tests.laws.cases import _traced, chain, model
 from tests.laws.law_models import Shape
 
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (2, 4)]
-SPECS = [(), ("data",), ("model",), (None, "data"), ("model", "data"), ("data", "model")]
+SPECS = [
+    (),
+    ("data",),
+    ("model",),
+    (None, "data"),
+    ("model", "data"),
+    ("data", "model"),
+]
 
 
 def draw_sharding(rng: random.Random) -> NamedSharding:
@@ -51,14 +58,17 @@ def test_every_sample_is_in_exactly_one_microbatch(data: st.DataObject):
         stage = Stage(devices=("a/0",), layers=(0, 1))
         replicas.append(
             Replica(
-                stages=(stage,), microbatches=count, microbatch_size=size, samples=samples
+                stages=(stage,),
+                microbatches=count,
+                microbatch_size=size,
+                samples=samples,
             )
         )
     total = sum(r.samples for r in replicas)
     rows = sample_map(Plan(replicas=tuple(replicas), batch_size=total))
     real = np.concatenate([r.index[r.mask > 0] for r in rows.values()])
     assert sorted(real) == list(range(total))
-    assert all((0 <= r.index).all() and (r.index < total).all() for r in rows.values())
+    assert all((r.index >= 0).all() and (r.index < total).all() for r in rows.values())
 
 
 def test_keys_follow_from_seed_step_and_row_alone():
