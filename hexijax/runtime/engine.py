@@ -32,6 +32,7 @@ from hexijax.runtime.fuse import fused_segments
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
+from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Reach, classify
 from hexijax.runtime.results import StepResult
@@ -94,7 +95,7 @@ class Engine:
 
     # Building.
 
-    @functools.cache  # noqa: B019
+    @memo
     def _trace(
         self, dtype: str, attention: str, size: int, padded: bool
     ) -> TracedModel:
@@ -225,11 +226,11 @@ class Engine:
         which = segment.float_out if ends_here else segment.float_in
         return [arrays[i] for i in which] if floats else list(arrays)
 
-    @functools.cache  # noqa: B019
+    @memo
     def _zeros(self, place: Place, group: str) -> Callable[[], Any]:
         return zeros(self.layout, place, self.groups[group].group.leaves)
 
-    @functools.cache  # noqa: B019
+    @memo
     def _consts(self, place: Place) -> dict[str, jax.Array]:
         return jax.device_put(
             dict(self._traced(place).consts), self.layout.replicated(place)
@@ -360,7 +361,7 @@ class Engine:
         real = rows.mask if per_sample.size == rows.mask.size else 1.0
         return float((per_sample.reshape(-1) * real).sum())
 
-    @functools.cache  # noqa: B019
+    @memo
     def _weigher(self, last: Place) -> Callable[..., Any]:
         return jax.jit(jax.vmap(self._traced(last).weight))
 
@@ -391,7 +392,7 @@ class Engine:
             [verdict] * len(at), [self.layout.replicated(place) for place in at]
         )
 
-    @functools.cache  # noqa: B019
+    @memo
     def _verdict(self, place: Place) -> Callable[..., Any]:
         scale, clip = self.experiment.loss_scale, self.experiment.clip_norm
 

@@ -20,6 +20,7 @@ from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.layout import DATA, MODEL, Layout, box_shape
+from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate
 
@@ -107,7 +108,7 @@ class GroupRuntime:
                 parts[home].append(tuple(next(moved) for _ in self.held[home]))
         return {home: self._add(home)(parts[home]) for home in self.homes}
 
-    @functools.cache  # noqa: B019
+    @memo
     def _lanes_alone(self, home: Place) -> Callable[..., Any]:
         given, wanted = self._grads(home), self._slices(home)
         if self.layout.lanes(home) == 1 and all(
@@ -131,7 +132,7 @@ class GroupRuntime:
         out = (self._slices(home), self.layout.replicated(home))
         return self.programs.get(f, (self._grads(home),), out_shardings=out)
 
-    @functools.cache  # noqa: B019
+    @memo
     def _partial(self, member: Place) -> Callable[..., Any]:
         index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
 
@@ -189,7 +190,7 @@ class GroupRuntime:
             check_vma=False,
         )(grad)
 
-    @functools.cache  # noqa: B019
+    @memo
     def _add(self, home: Place) -> Callable[..., Any]:
         def f(parts: list[Arrays]) -> tuple[Arrays, jax.Array]:
             summed = tuple(
@@ -203,7 +204,7 @@ class GroupRuntime:
 
     # Update
 
-    @functools.cache  # noqa: B019
+    @memo
     def _names(self, home: Place) -> list[str]:
         return [leaf.name for leaf, _ in self.held[home]]
 
@@ -262,7 +263,7 @@ class GroupRuntime:
             for cast_it, master in zip(self._casts(home), new["master"], strict=True)
         )
 
-    @functools.cache  # noqa: B019
+    @memo
     def _casts(self, home: Place) -> tuple[bool, ...]:
         """Which leaves of a home travel in another dtype than their master's."""
         return tuple(
@@ -270,7 +271,7 @@ class GroupRuntime:
             for leaf, _ in self.held[home]
         )
 
-    @functools.cache  # noqa: B019
+    @memo
     def _update_program(self, home: Place, judged: bool) -> Callable[..., Any]:
         names, guarded, unscale = self._names(home), self._guarded, self._unscale
         casts = [
@@ -354,7 +355,7 @@ class GroupRuntime:
         )
         return self._join(place)(parts)
 
-    @functools.cache  # noqa: B019
+    @memo
     def _spread(self, place: Place) -> Callable[..., Any]:
         """One home that is also the user: all-gather over its lanes, or nothing."""
         source = [
@@ -375,7 +376,7 @@ class GroupRuntime:
             out_shardings=tuple(t.sharding for t in target),
         )
 
-    @functools.cache  # noqa: B019
+    @memo
     def _join(self, place: Place) -> Callable[..., Any]:
         """Boxes of several homes, all lying on ``place``, become whole parameters."""
         target = self._params(place)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hexijax.layers.chain import Chain, Leaf
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.boxes import Box, state_boxes
+from hexijax.runtime.memo import memo
 
 DATA, MODEL = "data", "model"
 
@@ -47,7 +48,7 @@ class Layout:
         """Leaves by id."""
         return {leaf.id: leaf for leaf in self.chain.leaves()}
 
-    @functools.cache  # noqa: B019  (one layout lives as long as its engine)
+    @memo
     def mesh(self, place: Place) -> Mesh:
         """The mesh of a stage, or of the single device that a place names."""
         names, lanes, tensor = self.shape(place)

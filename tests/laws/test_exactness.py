@@ -6,7 +6,9 @@ large passes a test of parameters under Adam.
 
 import dataclasses
 import functools
+import gc
 import random
+import weakref
 from typing import Any
 
 import jax
@@ -165,3 +167,12 @@ def test_random_plans_are_not_all_alike():
     assert {c.plan.schedule for c in cases} == set(Schedule)
     assert any(len(c.plan.replicas) == 3 for c in cases)
     assert any(len(c.plan.state) > 1 for c in cases)
+
+
+def test_an_engine_leaves_nothing_behind(monkeypatch: Any):
+    case = draw(SEEDS[0])
+    outcome = run(case, monkeypatch)
+    gone = weakref.ref(outcome.engine)
+    del outcome
+    gc.collect()
+    assert gone() is None
