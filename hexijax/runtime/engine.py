@@ -34,7 +34,7 @@ from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
-from hexijax.runtime.optimizer import GroupUpdate, Reach, classify
+from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
 from hexijax.runtime.results import StepResult
 from hexijax.runtime.segments import Compiler, Progress, Work, lane_arrays, zeros
 
@@ -65,6 +65,7 @@ class Engine:
         self.cluster, self.devices = cluster, dict(devices)
         self._abstract = abstract_params(experiment)
         reach = classify(experiment.optimizer, self._abstract)
+        _refuse_cut_stacks(reach, chain)
         self.layout = Layout(
             plan, chain, self.devices, whole_leaves=reach is Reach.PER_LEAF
         )
@@ -90,7 +91,6 @@ class Engine:
         self._executor = Executor(self.program, self._parts(self.program, compiler))
         self._evaluator: Executor | None = None
         self._batch: Mapping[str, np.ndarray] = {}
-        self._keys: np.ndarray | None = None
         self._seeds: dict[Place, jax.Array] = {}
 
     # Building.
@@ -323,11 +323,17 @@ class Engine:
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
         weight = self._begin(batch, step)
-        for name, group in self.groups.items():
-            for place in group.members:
-                buffer = names.param(place, name)
-                self._evaluator.put(buffer, self._executor.get(buffer))
-        return self._fetch(self._evaluator.run_body(), weight)
+        params = [
+            names.param(place, name)
+            for name, group in self.groups.items()
+            for place in group.members
+        ]
+        for buffer in params:
+            self._evaluator.put(buffer, self._executor.get(buffer))
+        left = self._evaluator.run_body()
+        for buffer in params:  # or they would outlive the next update
+            self._evaluator.put(buffer, None)
+        return self._fetch(left, weight)
 
     def _seed(self, replica: int, weight: float) -> float:
         """What a replica's loss sums are multiplied by in the backward.
@@ -368,16 +374,18 @@ class Engine:
     def _load(
         self, replica: int, microbatch: int, place: Place
     ) -> dict[str, jax.Array]:
-        stage = self.plan.stage(place)
-        wanted = {
-            name
-            for i in range(len(stage.segments))
-            for name in self._segments[place, i].batch
-        }
-        arrays = take(self._batch, self._rows[replica, microbatch])
+        wanted = self._batch_names(place)
+        batch = {k: v for k, v in self._batch.items() if k in wanted}
+        arrays = take(batch, self._rows[replica, microbatch])
         return lane_arrays(
             self.layout, place, {k: v for k, v in arrays.items() if k in wanted}
         )
+
+    @memo
+    def _batch_names(self, place: Place) -> frozenset[str]:
+        """Batch arrays that a stage reads, keys and mask among them."""
+        segments = (s for (at, _), s in self._segments.items() if at == place)
+        return frozenset(name for segment in segments for name in segment.batch)
 
     def _judge(
         self, squares: Sequence[jax.Array], places: Sequence[Place]
@@ -444,6 +452,18 @@ class Engine:
     def wait(self) -> None:
         """Until everything dispatched so far is computed."""
         jax.block_until_ready([s["master"] for s in self.state().values()])
+
+
+def _refuse_cut_stacks(reach: Reach, chain: Chain) -> None:
+    """An optimizer that looks inside a leaf would look at a layer's row of a stack."""
+    rows = [leaf.id for leaf in chain.leaves() if leaf.row is not None]
+    if reach is Reach.PER_LEAF and rows:
+        raise OptimizerError(
+            f"The optimizer looks inside whole leaves, and {rows[0]!r} is one layer's "
+            "row of a leaf stacked over layers: its update alone is not the whole "
+            "leaf's. Use an element-wise optimizer such as AdamW, or a model whose "
+            "layers are not stacked (scanned)."
+        )
 
 
 def _remat(stage: Any, segment: int) -> tuple[Any, ...]:

@@ -66,6 +66,7 @@ class Executor:
     def __init__(self, program: Program, parts: Parts):
         self._parts = parts
         self._slot: dict[Buffer, int] = {}
+        self.slots: Slots = []
         self._groups_of = {
             place_segment: compiled.segment.groups
             for place_segment, compiled in parts.segments.items()
@@ -77,7 +78,6 @@ class Executor:
         self._turn = [
             (self._slot[b], self._at(dataclasses.replace(b, step=0))) for b in ahead
         ]
-        self.slots: Slots = [None] * len(self._slot)
 
     def run_prologue(self) -> None:
         """Parameters from state; call once state is in its slots."""
@@ -137,8 +137,8 @@ class Executor:
 
     def _at(self, buffer: Buffer) -> int:
         slot = self._slot.setdefault(buffer, len(self._slot))
-        if hasattr(self, "slots") and slot >= len(self.slots):
-            self.slots.extend([None] * (slot + 1 - len(self.slots)))
+        if slot == len(self.slots):
+            self.slots.append(None)
         return slot
 
     # One maker of actions an instruction.

@@ -22,7 +22,7 @@ from hexijax.program.boxes import Box
 from hexijax.runtime.layout import DATA, MODEL, Layout, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
-from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.optimizer import GroupUpdate, owner_of
 
 Arrays = tuple[jax.Array, ...]
 
@@ -214,15 +214,13 @@ class GroupRuntime:
         paths = self._update.moment_names(names, master)
         shapes = jax.eval_shape(lambda p: self._update.init(names, p), master)
         # The sharding of a moment is its parameter's when it has the same shape.
+        by_name = dict(zip(names, master, strict=True))
         out = []
         for path, shape in zip(paths, shapes, strict=True):
-            mine = [
-                m.sharding
-                for name, m in zip(names, master, strict=True)
-                if (path == name or path.endswith("/" + name))
-                and m.shape == shape.shape
-            ]
-            where = mine[0] if mine else self.layout.replicated(home)
+            owner = owner_of(path, names)
+            where = self.layout.replicated(home)
+            if owner is not None and by_name[owner].shape == shape.shape:
+                where = by_name[owner].sharding
             out.append(struct(shape.shape, shape.dtype, where))
         return out
 

@@ -10,7 +10,7 @@ Experiment field that does the same thing globally, where there is one.
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -57,19 +57,17 @@ def classify(optimizer: Any, params: Any) -> Reach:
       OptimizerError: an update of one leaf depends on another leaf's gradient or
         parameter; the message names the primitive and the leaves.
     """
-    # Small distinct-looking shapes would change masks by ndim; only dims shrink.
-    small = jax.tree.map(
-        lambda p: jax.ShapeDtypeStruct(tuple(min(d, 4) for d in p.shape), p.dtype),
-        params,
-    )
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(small)]
-    state = jax.eval_shape(optimizer.init, small)
-    owner = _state_owners(optimizer, small, names)
+    with_path = jax.tree_util.tree_leaves_with_path(params)
+    names = [path_name(path) for path, _ in with_path]
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    state = jax.eval_shape(optimizer.init, shapes)
+    paths = jax.tree_util.tree_leaves_with_path(state)
+    owner = [owner_of(path_name(path), names) for path, _ in paths]
 
     def update(grads: Any, state: Any, params: Any) -> Any:
         return optimizer.update(grads, state, params)
 
-    closed = jax.make_jaxpr(update)(small, state, small)
+    closed = jax.make_jaxpr(update)(shapes, state, shapes)
     inputs = [*names, *owner, *names]
     seen = [_Seen(frozenset([n] if n else [])) for n in inputs]
     outputs = _walk(
@@ -152,37 +150,13 @@ def _walk(jaxpr: Any, consts: list[_Seen], args: list[_Seen]) -> list[_Seen]:
     return [read(a) for a in jaxpr.outvars]
 
 
-def _state_owners(
-    optimizer: Any, params: Any, names: Sequence[str]
-) -> list[str | None]:
-    """The parameter each leaf of the optimizer state belongs to, None if shared.
+def owner_of(path: str, names: Iterable[str]) -> str | None:
+    """The parameter that an array of the optimizer state belongs to, None if shared.
 
-    Found by emptying one parameter at a time would cost a trace a leaf; instead every
-    parameter gets a leading dim of its own size and is looked for in the state.
+    A moment's path ends in its parameter's: ``0/mu/blocks/3/kernel``.
     """
-    leaves, tree = jax.tree.flatten(params)
-    marked = [
-        jax.ShapeDtypeStruct(
-            (1000 + i, *leaf.shape[1:]) if leaf.shape else (), leaf.dtype
-        )
-        for i, leaf in enumerate(leaves)
-    ]
-    state = jax.eval_shape(optimizer.init, jax.tree.unflatten(tree, marked))
-    owners: list[str | None] = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        found = [d - 1000 for d in leaf.shape if 1000 <= d < 1000 + len(leaves)]
-        if found:
-            owners.append(names[found[0]])
-            continue
-        text = path_name(path)
-        scalars = [n for n, p in zip(names, leaves, strict=True) if not p.shape]
-        owners.append(next((n for n in scalars if _is_of(text, n)), None))
-    return owners
-
-
-def _is_of(path: str, name: str) -> bool:
-    """Whether a path in the optimizer state ends in a parameter's name."""
-    return path == name or path.endswith("/" + name)
+    mine = [n for n in names if path == n or path.endswith("/" + n)]
+    return max(mine, key=len, default=None)
 
 
 @dataclasses.dataclass(frozen=True)

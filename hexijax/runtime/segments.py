@@ -11,6 +11,7 @@ import concurrent.futures
 import dataclasses
 import enum
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ class Compiler:
         total = sum(job.num_programs for job in jobs)
         done = 0
         self._progress("compiling", 0, total)
-        workers = max(2, min(16, (jax.local_device_count() or 1)))
+        workers = min(16, os.cpu_count() or 1)
         with concurrent.futures.ThreadPoolExecutor(workers) as pool:
             # A backward's inputs are its forward's outputs, sharded as XLA chose.
             stages = [

@@ -16,6 +16,7 @@ from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.optimizer import owner_of
 
 Groups = Mapping[str, GroupRuntime]
 State = Mapping[tuple[Place, str], Mapping[str, Any]]
@@ -99,12 +100,11 @@ def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
     held = group.held[home]
     masters = [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
     moments = []
+    by_name = {leaf.name: (leaf, box) for leaf, box in held}
     for path in group.moment_names(home):
-        mine = [
-            (x, box) for x, box in held if path == x.name or path.endswith("/" + x.name)
-        ]
-        if mine:
-            leaf, box = max(mine, key=lambda m: len(m[0].name))
+        name = owner_of(path, by_name)
+        if name is not None:
+            leaf, box = by_name[name]
             kind = path.removesuffix(leaf.name).strip("/")
             moments.append(f"{leaf.id}|{kind}|{_text(leaf, box)}")
         else:

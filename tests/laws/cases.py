@@ -10,10 +10,10 @@ import random
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.bench_mixed import remembering
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
@@ -43,22 +43,6 @@ FACTORS = (
     "clipped",
     "schedule",
 )
-
-
-def remembering(inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """``inner``, with the gradient it was given kept in its state."""
-
-    def init(params: Any) -> Any:
-        return {
-            "inner": inner.init(params),
-            "grads": jax.tree.map(jnp.zeros_like, params),
-        }
-
-    def update(grads: Any, state: Any, params: Any) -> Any:
-        updates, new = inner.update(grads, state["inner"], params)
-        return updates, {"inner": new, "grads": grads}
-
-    return optax.GradientTransformation(init, update)
 
 
 INNER = optax.adamw(1e-2)
@@ -206,12 +190,12 @@ def global_norm(grads: dict[str, np.ndarray]) -> float:
     )
 
 
-def run(case: Case, monkeypatch: Any) -> Outcome:
-    """One step of the case, and the plain program's."""
+def run(case: Case, monkeypatch: Any, **fields: Any) -> Outcome:
+    """One step of the case, and the plain program's; ``fields`` of the experiment."""
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
     monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
     batch = tokens(BATCH_SIZE, case.seed)
-    job = experiment(case.shape, case.clipped)
+    job = dataclasses.replace(experiment(case.shape, case.clipped), **fields)
     engine = Engine(job, case.plan, chain(case.shape), cluster(), assign(cluster()))
     engine.init()
     result = engine.step(batch, 0).fetch()
@@ -242,13 +226,13 @@ def gradient_error(outcome: Outcome) -> tuple[float, str]:
     return max(errors, key=lambda e: (e[0] != e[0], e[0]))
 
 
-def check(case: Case, outcome: Outcome) -> None:
+def check(case: Case, outcome: Outcome, inner: Any = INNER) -> None:
     """Law 1, the optimizer, and the next step's loss from equal parameters."""
     for key, want in outcome.want_result.items():
         assert outcome.result[key] == _near(want), (key, case)
     error, leaf = gradient_error(outcome)
     assert error <= 1.0, (error, leaf, case)
-    _check_update(case, outcome)
+    _check_update(case, outcome, inner)
     second = tokens(BATCH_SIZE, case.seed + 1000)
     want, _ = reference(case.shape, case.clipped, outcome.engine.params(), second, 1)
     got = outcome.engine.step(second, 1).fetch()
@@ -258,10 +242,10 @@ def check(case: Case, outcome: Outcome) -> None:
     assert kinds <= {"State", "Param"}, kinds
 
 
-def _check_update(case: Case, outcome: Outcome) -> None:
+def _check_update(case: Case, outcome: Outcome, inner: Any) -> None:
     """Parameters are those of the plain optax update on the run's own gradients."""
     params = flatten(model(case.shape)[1])
-    updates, _ = INNER.update(outcome.grads, INNER.init(params), params)
+    updates, _ = inner.update(outcome.grads, inner.init(params), params)
     for name, p in params.items():
         np.testing.assert_allclose(
             outcome.params[name], p + updates[name], rtol=1e-6, atol=1e-6, err_msg=name

@@ -13,9 +13,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+from experiments.bench_mixed import remembering
+from hexijax.layers.names import flatten
 from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.runtime.optimizer import OptimizerError
 from tests.laws import cover
 from tests.laws.cases import BATCH_SIZE, Case, chain, check, draw, gradient_error, run
 from tests.laws.law_models import Shape, tokens
@@ -176,3 +180,41 @@ def test_an_engine_leaves_nothing_behind(monkeypatch: Any):
     del outcome
     gc.collect()
     assert gone() is None
+
+
+def test_an_optimizer_that_looks_inside_leaves_keeps_each_whole(monkeypatch: Any):
+    case = two_stages(
+        Shape(),
+        Stage(devices=("fast/0", "fast/1"), layers=(0, 1), tensor=2),
+        Stage(devices=("slow/0", "slow/1"), layers=(0, 1), lanes=2),
+        microbatches=3,
+        microbatch_size=4,
+        samples=BATCH_SIZE,
+    )
+    lamb = optax.lamb(1e-2)
+    check(case, run(case, monkeypatch, optimizer=remembering(lamb)), lamb)
+
+
+def test_it_is_refused_for_layers_stacked_in_one_leaf(monkeypatch: Any):
+    case = next(c for c in map(draw, SEEDS) if c.shape.scanned)
+    with pytest.raises(OptimizerError, match="is one layer's row of a leaf stacked"):
+        run(case, monkeypatch, optimizer=optax.lamb(1e-2))
+
+
+@pytest.mark.parametrize("seed", [4, 262])
+def test_a_loss_scale_changes_no_number(seed: int, monkeypatch: Any):
+    check(draw(seed), run(draw(seed), monkeypatch, loss_scale=1024.0))
+
+
+def test_a_step_that_is_not_finite_is_skipped_everywhere(monkeypatch: Any):
+    case = draw(SEEDS[0])
+    engine = run(case, monkeypatch, skip_nonfinite=True).engine
+    broken = engine.params()
+    name, leaf = next(iter(flatten(broken).items()))
+    leaf[...] = np.inf
+    engine.set_params(broken)
+    before = flatten(engine.params())
+    result = engine.step(tokens(BATCH_SIZE), 1).fetch()
+    assert result["finite"] == 0, name
+    for key, value in flatten(engine.params()).items():
+        np.testing.assert_array_equal(value, before[key], err_msg=key)
