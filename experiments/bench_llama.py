@@ -189,8 +189,10 @@ def run_plain(size: Size, device: jax.Device, microbatch: int) -> dict[str, floa
     return measure(step, size.steps)
 
 
-def run_plan(size: Size, chain: Chain, plan: Plan, cards: int) -> dict[str, Any]:
-    """One plan, our runtime."""
+def run_plan(
+    size: Size, chain: Chain, plan: Plan, cards: int, trace: Path | None = None
+) -> dict[str, Any]:
+    """One plan, our runtime; ``trace`` is where three more steps' profile goes."""
     experiment = make_experiment(size, plan.batch_size)
     cluster = make_cluster(size, cards)
     names = [d.name for d in cluster.devices][:cards]
@@ -210,6 +212,10 @@ def run_plan(size: Size, chain: Chain, plan: Plan, cards: int) -> dict[str, Any]
     dispatch_s = (time.perf_counter() - began) / 2
     for wait in waiting:
         wait()
+    if trace is not None:
+        with jax.profiler.trace(str(trace)):
+            for wait in [step(200 + i) for i in range(3)]:
+                wait()
     peaks = engine.peak_bytes_by_device()
     return {
         **result,
@@ -317,6 +323,7 @@ def main() -> None:
         "what", nargs="+", choices=["one", "lanes", "pipeline", "mixed"]
     )
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--trace", action="store_true", help="profile plans, too")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_llama"))
     args = parser.parse_args()
     size = SMALL if args.small else LARGE
@@ -342,6 +349,9 @@ def main() -> None:
         (args.out / "bench_llama.json").write_text(json.dumps(rows, indent=1))
         gc.collect()
 
+    def trace(name: str) -> Path | None:
+        return args.out / name if args.trace else None
+
     began = time.perf_counter()
     chain = make_chain(size)
     print(f"chain of {len(chain.layers)} layers in {time.perf_counter() - began:.1f} s")
@@ -359,13 +369,13 @@ def main() -> None:
             plan = data_parallel(size, chain, 4, segment)
             keep(
                 f"4 lanes, segment {segment}",
-                run_plan(size, chain, plan, 4),
+                run_plan(size, chain, plan, 4, trace("lanes")),
                 4 * size.a_card,
             )
     if "pipeline" in args.what:
         depth = size.config.depth
         part = depth // 4
-        blocks = (part + 1, part, part, depth - 3 * part - 1)
+        blocks = (part, part, part, depth - 3 * part)
         spans: list[tuple[int, int]] = []
         start = 0
         for count in blocks:
@@ -373,10 +383,13 @@ def main() -> None:
             start += count
         tokens = batches(size, size.pipeline_microbatch)()
         plan = pipeline(size, chain, blocks)
-        result = run_plan(size, chain, plan, 4)
-        times = stage_times(size.config, spans, tokens, jax.devices()[0], 8)
+        result = run_plan(size, chain, plan, 4, trace("pipeline"))
+        microbatches = plan.replicas[0].microbatches
+        times = stage_times(
+            size.config, spans, tokens, jax.devices()[0], 4, microbatches
+        )
         for how, each in times.items():
-            ideal_s = ideal_1f1b_s(each, plan.replicas[0].microbatches)
+            ideal_s = ideal_1f1b_s(each, microbatches)
             result[f"stages_{how}_s"] = each
             result[f"ideal_{how}_s"] = ideal_s
             result[f"fraction_of_ideal_{how}"] = ideal_s / result["step_s"]

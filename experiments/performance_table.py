@@ -45,8 +45,8 @@ not count."""
 
 ABOUT_PIPELINE = """\
 16 microbatches of 4 sequences. The ideal is 1F1B in which nothing takes time but the
-stages' own forward and backward, each measured alone on one card in plain JAX: no
-optimizer, no sums of gradients, no transfers. *Apart*: a forward that returns what its
+stages' own forward and backward, measured on one card in plain JAX, 16 in a row as the
+pipeline runs them: no optimizer, no sums of gradients, no transfers. *Apart*: a forward that returns what its
 backward needs, and a backward that takes it, as every pipeline must; the last stage is
 one program. *Together*: forward and backward in one program, less the forward alone; no
 pipeline can run so, it bounds them all."""

@@ -24,14 +24,18 @@ from models.llama import Llama, LlamaConfig, rope_table
 from models.losses import next_token_loss
 
 
-def median_s(f: Callable[[], Any], repeats: int) -> tuple[float, float, float]:
-    """(median, least, most) seconds of ``f``, which must wait for its result."""
+def burst_s(call: Callable[[], Any], repeats: int, burst: int) -> float:
+    """Seconds of a call, of ``burst`` in a row; the median of ``repeats`` bursts."""
     times = []
-    for _ in range(repeats):
+    for i in range(repeats + 1):
         start = time.perf_counter()
-        f()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times), min(times), max(times)
+        for _ in range(burst - 1):
+            call()
+        jax.block_until_ready(call())
+        if i:  # the first warms up
+            times.append((time.perf_counter() - start) / burst)
+        time.sleep(0.2 * (time.perf_counter() - start))
+    return statistics.median(times)
 
 
 @dataclasses.dataclass
@@ -112,6 +116,7 @@ def stage_times(
     tokens: np.ndarray,
     device: jax.Device,
     repeats: int,
+    burst: int,
 ) -> dict[str, list[tuple[float, float]]]:
     """(forward, backward) seconds of each run of blocks, in plain programs.
 
@@ -120,6 +125,10 @@ def stage_times(
     recomputed) and a backward that takes it, as any pipeline must; the last run is one
     program. ``together``: a forward that keeps nothing, and forward and backward in one
     program less that forward; no pipeline can run so, it bounds them all.
+
+    Each is timed in bursts of ``burst`` calls, with a pause between as long as a
+    pipeline's bubble: a card that works without pause lowers its clocks, so a single
+    call is faster than any in a training step.
     """
     abstract = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
     graph, shapes, rest = nnx.split(abstract, nnx.Param, ...)
@@ -139,12 +148,12 @@ def stage_times(
 
         on = _given_only(run, used, tree)
         last = span[1] == config.depth
-        forward_s, both_s = _together(on, mine, x, device, repeats)
+        forward_s, both_s = _together(on, mine, x, device, repeats, burst)
         times["together"].append((forward_s, both_s - forward_s))
         if last:
             times["apart"].append((forward_s, both_s - forward_s))
         else:
-            times["apart"].append(_apart(on, mine, x, device, repeats))
+            times["apart"].append(_apart(on, mine, x, device, repeats, burst))
     return times
 
 
@@ -214,7 +223,12 @@ def _add(acc: Any, grads: Any) -> list[jax.Array]:
 
 
 def _together(
-    on: Callable[..., Any], mine: Any, x: jax.Array, device: jax.Device, repeats: int
+    on: Callable[..., Any],
+    mine: Any,
+    x: jax.Array,
+    device: jax.Device,
+    repeats: int,
+    burst: int,
 ) -> tuple[float, float]:
     forward = jax.jit(lambda w, x: on(w, x, False))
 
@@ -226,19 +240,22 @@ def _together(
     both = jax.jit(both, donate_argnums=2)
     acc = _accumulators(mine, device)
 
-    def once() -> None:
+    def once() -> jax.Array:
         nonlocal acc
         acc, d_x = both(mine, x, acc)
-        jax.block_until_ready((acc, d_x))
+        return d_x
 
-    jax.block_until_ready(forward(mine, x))
-    once()
-    forward_s = median_s(lambda: jax.block_until_ready(forward(mine, x)), repeats)[0]
-    return forward_s, median_s(once, repeats)[0]
+    forward_s = burst_s(lambda: forward(mine, x), repeats, burst)
+    return forward_s, burst_s(once, repeats, burst)
 
 
 def _apart(
-    on: Callable[..., Any], mine: Any, x: jax.Array, device: jax.Device, repeats: int
+    on: Callable[..., Any],
+    mine: Any,
+    x: jax.Array,
+    device: jax.Device,
+    repeats: int,
+    burst: int,
 ) -> tuple[float, float]:
     trace: dict[str, Any] = {}
 
@@ -260,15 +277,12 @@ def _apart(
 
     forward, backward = jax.jit(forward), jax.jit(backward, donate_argnums=4)
     acc = _accumulators(mine, device)
-    out, kept = forward(mine, x)
 
-    def forth() -> None:
-        jax.block_until_ready(forward(mine, x))
-
-    def back() -> None:
+    def pair() -> jax.Array:
         nonlocal acc
+        out, kept = forward(mine, x)
         acc, d_x = backward(mine, x, kept, out, acc)
-        jax.block_until_ready((acc, d_x))
+        return d_x
 
-    forth(), back()
-    return median_s(forth, repeats)[0], median_s(back, repeats)[0]
+    forward_s = burst_s(lambda: forward(mine, x)[0], repeats, burst)
+    return forward_s, burst_s(pair, repeats, burst) - forward_s

@@ -19,6 +19,7 @@ from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Place, Plan, Replica, Stage
+from hexijax.program.buckets import buckets
 from hexijax.program.program import (
     HOST,
     Agree,
@@ -57,6 +58,7 @@ class PlanCosts:
         self._chain = chain
         self._cluster = cluster
         self._moments = moments
+        self._sizes = {group.name: group.size for group in buckets(plan, chain)}
         self._stages = dict(plan.stages())
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
@@ -143,7 +145,7 @@ class PlanCosts:
 
     def _sync_s(self, instruction: Gather | Reduce) -> float:
         """All bytes that leave one holder for another, over the slowest pair."""
-        size = self._chain.group(instruction.group).size
+        size = self._sizes[instruction.group]
         if isinstance(instruction, Gather):
             pairs = [(home, instruction.place) for home in instruction.homes]
             item = ITEM_BYTES[self._stages[instruction.place].dtype]
@@ -163,7 +165,7 @@ class PlanCosts:
         """State, gradient and slice, once through memory."""
         devices = self.devices(update.home)
         profile = self._cluster.device(devices[0]).profile
-        size = self._chain.group(update.group).size / len(devices)
+        size = self._sizes[update.group] / len(devices)
         per_param = 2 * STATE_BYTES * (1 + self._moments) + GRAD_BYTES + STATE_BYTES
         return CALL_S + size * per_param / profile.memory_bytes_per_s
 

@@ -17,6 +17,7 @@ from hexijax.costs.activations import live_microbatches, stage_activations
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
+from hexijax.program.buckets import buckets
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
@@ -147,7 +148,7 @@ def _state(
     stages = dict(plan.stages())
     found: dict[Place, MemoryParts] = {}
     in_flight: dict[Place, int] = {}
-    for group in chain.groups:
+    for group in buckets(plan, chain):
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
         leaves = {leaf.id: leaf for leaf in group.leaves}
         members = users(plan, group)
@@ -161,7 +162,10 @@ def _state(
                 for leaf, box in boxes.get(place, {}).items()
             )
             shard = shard_size(group, tensor) if place in members else 0
-            flying = flying_bytes(size, shard, len(members), item)
+            if [*boxes] == [*members] == [place]:
+                flying = alone_bytes(size, shard, item, lanes)
+            else:
+                flying = flying_bytes(size, shard, len(members), item)
             in_flight[place] = max(in_flight.get(place, 0), flying)
             found[place] = found.get(place, MemoryParts()) + MemoryParts(
                 state_bytes=size * STATE_BYTES * (1 + moments),
@@ -173,8 +177,18 @@ def _state(
     }
 
 
+def alone_bytes(size: int, shard: int, item: int, lanes: int) -> int:
+    """What updating a group takes on its only user, which is its only home too.
+
+    A single lane's accumulator is the sum itself, and the updated slice the parameter.
+    """
+    if lanes == 1:
+        return size * item
+    return size * (GRAD_BYTES + item) + shard * item
+
+
 def flying_bytes(size: int, shard: int, members: int, item: int) -> int:
-    """What summing, updating and gathering takes on one device, largest group only.
+    """What summing, updating and gathering takes on one device, for one group.
 
     Args:
       size: parameters of the group at home here.
@@ -182,8 +196,6 @@ def flying_bytes(size: int, shard: int, members: int, item: int) -> int:
       members: stages that add to the gradient.
       item: bytes of a parameter in the compute dtype.
     """
-    if members == 1:  # the accumulator itself is the sum: a copy of it, and new params
-        return size * (GRAD_BYTES + item) + shard * item
     boxes = size * (GRAD_BYTES * (members + 1) + item)
     return GROUPS_IN_FLIGHT * (boxes + shard * (GRAD_BYTES + item))
 

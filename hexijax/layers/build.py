@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hexijax.layers import jaxprs, pieces
-from hexijax.layers.chain import Remat
+from hexijax.layers.chain import Group, Remat
 from hexijax.layers.code import Code
 from hexijax.layers.handing import hand_over
 from hexijax.layers.layering import Layering
@@ -26,17 +26,25 @@ def make_segment(
     start: int,
     stop: int,
     remat: Sequence[Remat],
+    groups: Sequence[Group],
     num_samples: int,
 ) -> Segment:
-    """Layers [start, stop) as functions, with one remat policy a layer."""
+    """Layers [start, stop) as functions, with one remat policy a layer.
+
+    ``groups`` hold the segment's leaves in the order it is handed them.
+    """
     assert 0 <= start < stop <= len(layering), (start, stop, len(layering))
     assert len(remat) == stop - start, "one policy a layer"
     equations = layering.equations
     is_last = stop == len(layering)
-    groups = layering.groups_of(start, stop)
-    leaf_of = {
-        v: leaf.id for g, vs in groups for v, leaf in zip(vs, g.leaves, strict=True)
+    variables = {
+        leaf.id: v
+        for group, vs in layering.groups_of(start, stop)
+        for v, leaf in zip(vs, group.leaves, strict=True)
     }
+    leaves = tuple(leaf for group in groups for leaf in group.leaves)
+    assert {leaf.id for leaf in leaves} == variables.keys(), (leaves, variables)
+    leaf_of = {variables[leaf.id]: leaf.id for leaf in leaves}
     reads = layering.reads(start, stop)
     h, dtypes = hand_over(pieces.param_prelude(equations, reads), leaf_of)
     k = pieces.batch_prelude(equations, reads)
@@ -50,8 +58,8 @@ def make_segment(
     border_out = () if is_last else outputs
     return Segment(
         layers=(start, stop),
-        groups=tuple(group.name for group, _ in groups),
-        leaves=tuple(leaf for group, _ in groups for leaf in group.leaves),
+        groups=tuple(group.name for group in groups),
+        leaves=leaves,
         param_dtypes=tuple(dtypes[v] for v in leaf_of),
         batch=tuple(batch),
         consts=tuple(large.values()),

@@ -57,7 +57,7 @@ class Segment:
     """First layer and the one past the last."""
 
     groups: tuple[str, ...]
-    """Names of its parameter groups, in the chain's order."""
+    """Names of its parameter groups, in the order it is handed them."""
 
     leaves: tuple[Leaf, ...]
     """Leaves of those groups: the order of ``params``."""

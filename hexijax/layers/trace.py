@@ -155,9 +155,21 @@ class TracedModel:
             name: values[v] for v, name in build.large_consts(self.layering).items()
         }
 
-    def segment(self, start: int, stop: int, remat: Sequence[Remat]) -> Segment:
-        """Layers [start, stop) as functions, with one remat policy a layer."""
-        key = (start, stop, tuple(remat))
+    def segment(
+        self,
+        start: int,
+        stop: int,
+        remat: Sequence[Remat],
+        groups: Sequence[Group] | None = None,
+    ) -> Segment:
+        """Layers [start, stop) as functions, with one remat policy a layer.
+
+        ``groups`` hold the segment's leaves in the order it is handed them; None: those
+        of the chain.
+        """
+        if groups is None:
+            groups = [group for group, _ in self.layering.groups_of(start, stop)]
+        key = (start, stop, tuple(remat), tuple(groups))
         if key not in self._segments:
             self._segments[key] = build.make_segment(
                 self.layering, *key, num_samples=self.microbatch_size
@@ -165,7 +177,7 @@ class TracedModel:
         return self._segments[key]
 
     @functools.cached_property
-    def _segments(self) -> dict[tuple[int, int, tuple[Remat, ...]], Segment]:
+    def _segments(self) -> dict[tuple[Any, ...], Segment]:
         return {}
 
     @functools.cached_property

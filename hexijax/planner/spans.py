@@ -23,9 +23,10 @@ from hexijax.costs.activations import (
     working_bytes,
 )
 from hexijax.costs.compute import MeshShape, layer_times
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, flying_bytes
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alone_bytes, flying_bytes
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
+from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +66,7 @@ class LayerArrays:
     ) -> None:
         dtype, tensor, layers = mesh.dtype, mesh.tensor, chain.layers
         times = layer_times(chain, mesh, samples)
-        self.item_bytes = ITEM_BYTES[dtype]
+        self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
         self.params_L = np.array(layer_params(chain, tensor), float)
         self.whole_params_L = np.array(layer_params(chain, 1), float)
         self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
@@ -184,8 +185,13 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
         + segment_FS * item
         + _span_max(arrays.working_L)
     )
-    # A group's boxes at home, of which no device has more than its whole gradient.
-    flying_FS = largest_FS * flying_bytes(1, 1, load.members, item)
+    # A bucket's boxes at home, of which no device has more than its whole gradient.
+    limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
+    bucket_FS = np.maximum(largest_FS, np.minimum(params_FS, limit))
+    if load.members == 1:
+        flying_FS = bucket_FS * alone_bytes(1, 1, item, arrays.lanes)
+    else:
+        flying_FS = bucket_FS * flying_bytes(1, 1, load.members, item)
     resident_FS = params_FS * (item + GRAD_BYTES)
     resident_FS += home_FS * STATE_BYTES * (1 + load.moments)
     return resident_FS + depth_FS + flying_FS

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
+from hexijax.program.buckets import buckets, segment_buckets
 from hexijax.program.program import Backward, Buffer, Forward, Instruction, Read
 from hexijax.program.schedules import Turn, Way, schedule_replica
 
@@ -38,12 +39,6 @@ def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
     )
 
 
-def segment_groups(chain: Chain, layers: tuple[int, int]) -> tuple[str, ...]:
-    """Groups that a run of layers uses, each once, in the order of the chain."""
-    used = {name for layer in chain.layers[slice(*layers)] for name in layer.groups}
-    return tuple(group.name for group in chain.groups if group.name in used)
-
-
 class _Writer:
     """Writes instructions and counts the additions to each gradient."""
 
@@ -56,8 +51,11 @@ class _Writer:
             for r in range(len(plan.replicas))
             for place in batch_places(plan, chain, r)
         }
+        groups = buckets(plan, chain)
         self._groups = {
-            (place, g): segment_groups(chain, stage.segment_layers(g))
+            (place, g): tuple(
+                group.name for group in segment_buckets(groups, stage.segment_layers(g))
+            )
             for place, stage in plan.stages()
             for g in range(len(stage.segments))
         }

@@ -12,6 +12,7 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.boxes import state_boxes, users
+from hexijax.program.buckets import buckets
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
     HOST,
@@ -45,7 +46,7 @@ class StepRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPlaces:
-    """Where one parameter group is used and where its state lives."""
+    """Where a bucket of parameters is used and where its state lives."""
 
     group: str
     users: tuple[Place, ...]
@@ -55,7 +56,7 @@ class GroupPlaces:
 def group_places(
     plan: Plan, chain: Chain, *, whole_leaves: bool = False
 ) -> tuple[GroupPlaces, ...]:
-    """Users and homes of every group, in the order of the chain."""
+    """Users and homes of every bucket, in the order of the chain."""
 
     def places(group: Group) -> GroupPlaces:
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
@@ -63,7 +64,7 @@ def group_places(
             group=group.name, users=users(plan, group), homes=tuple(boxes)
         )
 
-    return tuple(map(places, chain.groups))
+    return tuple(map(places, buckets(plan, chain)))
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:

@@ -21,6 +21,7 @@ from hexijax.layers.segment import KEYS
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
+from hexijax.program.buckets import segment_buckets
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import HOST, Buffer, Kind, Program, Recv, Send
 from hexijax.runtime import devices as machine
@@ -80,7 +81,9 @@ class Engine:
         self._programs = Programs()
         self._segments = {
             (place, i): self._traced(place).segment(
-                *stage.segment_layers(i), _remat(stage, i)
+                *stage.segment_layers(i),
+                _remat(stage, i),
+                segment_buckets(self.layout.groups, stage.segment_layers(i)),
             )
             for place, stage in plan.stages()
             for i in range(len(stage.segments))
@@ -147,7 +150,7 @@ class Engine:
         }
 
     def _make_groups(self) -> dict[str, GroupRuntime]:
-        members: dict[str, list[Place]] = {g.name: [] for g in self.chain.groups}
+        members: dict[str, list[Place]] = {g.name: [] for g in self.layout.groups}
         for (place, _), segment in self._segments.items():
             for name in segment.groups:
                 if place not in members[name]:
@@ -168,7 +171,7 @@ class Engine:
                 unscale=1.0 / self.experiment.loss_scale,
                 guarded=self.experiment.skip_nonfinite,
             )
-            for group in self.chain.groups
+            for group in self.layout.groups
         }
 
     def _add(self, compiler: Compiler, program: Program, *, grad: bool) -> None:

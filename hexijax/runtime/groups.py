@@ -22,7 +22,7 @@ from hexijax.program.boxes import Box
 from hexijax.runtime.layout import DATA, MODEL, Layout, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
-from hexijax.runtime.optimizer import GroupUpdate, owner_of
+from hexijax.runtime.optimizer import GroupUpdate, Moment
 
 Arrays = tuple[jax.Array, ...]
 
@@ -208,29 +208,25 @@ class GroupRuntime:
     def _names(self, home: Place) -> list[str]:
         return [leaf.name for leaf, _ in self.held[home]]
 
+    @memo
+    def moments(self, home: Place) -> list[Moment]:
+        """What each array of ``moments`` in the state at a home is."""
+        return self._update.moments(self._names(home), list(self._masters(home)))
+
     def _moment_structs(self, home: Place) -> list[jax.ShapeDtypeStruct]:
-        names = self._names(home)
-        master = list(self._masters(home))
-        paths = self._update.moment_names(names, master)
-        shapes = jax.eval_shape(lambda p: self._update.init(names, p), master)
-        # The sharding of a moment is its parameter's when it has the same shape.
-        by_name = dict(zip(names, master, strict=True))
+        master = self._masters(home)
         out = []
-        for path, shape in zip(paths, shapes, strict=True):
-            owner = owner_of(path, names)
+        # The sharding of a moment is its parameter's when it has the same shape.
+        for moment in self.moments(home):
             where = self.layout.replicated(home)
-            if owner is not None and by_name[owner].shape == shape.shape:
-                where = by_name[owner].sharding
-            out.append(struct(shape.shape, shape.dtype, where))
+            if moment.owner is not None and master[moment.owner].shape == moment.shape:
+                where = master[moment.owner].sharding
+            out.append(struct(moment.shape, moment.dtype, where))
         return out
 
     def state_structs(self, home: Place) -> dict[str, Any]:
         """Shapes and shardings of the state at a home: ``master`` and ``moments``."""
         return {"master": self._masters(home), "moments": self._moment_structs(home)}
-
-    def moment_names(self, home: Place) -> list[str]:
-        """Path in the optimizer state of each moment."""
-        return self._update.moment_names(self._names(home), list(self._masters(home)))
 
     def init_state(self, home: Place, masters: Arrays) -> dict[str, Any]:
         """State from master parameters that lie at their home."""

@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hexijax.layers.chain import Chain, Leaf
+from hexijax.layers.chain import Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.boxes import Box, state_boxes
+from hexijax.program.buckets import buckets
 from hexijax.runtime.memo import memo
 
 DATA, MODEL = "data", "model"
@@ -34,13 +35,18 @@ class Layout:
     """Keep each leaf's state undivided over lanes (optimizers that look inside)."""
 
     @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Parameters that are reduced, updated and gathered together."""
+        return buckets(self.plan, self.chain)
+
+    @functools.cached_property
     def boxes(self) -> Mapping[str, Mapping[Place, Mapping[str, Box]]]:
         """Per group: home -> leaf id -> box; leaves without a box there are absent."""
         return {
             g.name: state_boxes(
                 self.plan, self.chain, g, whole_leaves=self.whole_leaves
             )
-            for g in self.chain.groups
+            for g in self.groups
         }
 
     @functools.cached_property

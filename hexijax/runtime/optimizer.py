@@ -10,7 +10,7 @@ Experiment field that does the same thing globally, where there is one.
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -160,6 +160,20 @@ def owner_of(path: str, names: Iterable[str]) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Moment:
+    """One array of the optimizer's state for some leaves."""
+
+    path: str
+    """In the optimizer's state, ``0/mu/blocks/3/kernel``."""
+    turn: int
+    """Leaves of equal names are updated in turns, each with a state of its own."""
+    owner: int | None
+    """Index of the leaf it belongs to; None if to none, such as a step count."""
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class GroupUpdate:
     """The optimizer restricted to some leaves of the user's tree.
 
@@ -207,15 +221,27 @@ class GroupUpdate:
             list(shapes),
         )
 
-    def moment_names(self, names: Sequence[str], shapes: Sequence[Any]) -> list[str]:
-        """Path in the optimizer state of each array that ``init`` returns."""
-        paths = jax.tree_util.tree_leaves_with_path(self._state(names, shapes))
-        return [path_name(path) for path, leaf in paths if leaf.size]
+    def moments(self, names: Sequence[str], shapes: Sequence[Any]) -> list[Moment]:
+        """What each array that ``init`` returns is; ``names`` may repeat (rows)."""
+        found: list[Moment] = []
+        for turn, at in enumerate(_turns(names)):
+            index = {names[i]: i for i in at}
+            state = self._state(list(index), [shapes[i] for i in at])
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+                if leaf.size:
+                    name = path_name(path)
+                    owner = owner_of(name, index)
+                    mine = None if owner is None else index[owner]
+                    found.append(Moment(name, turn, mine, leaf.shape, leaf.dtype))
+        return found
 
     def init(self, names: Sequence[str], params: Sequence[Any]) -> list[Any]:
         """The moments of these leaves."""
-        state = self.optimizer.init(self._tree_of(names, params))
-        return [leaf for leaf in jax.tree.leaves(state) if leaf.size]
+        made: list[Any] = []
+        for at in _turns(names):
+            tree = self._tree_of([names[i] for i in at], [params[i] for i in at])
+            made += [x for x in jax.tree.leaves(self.optimizer.init(tree)) if x.size]
+        return made
 
     def update(
         self,
@@ -225,22 +251,52 @@ class GroupUpdate:
         params: Sequence[Any],
     ) -> tuple[list[Any], list[Any]]:
         """(new parameters, new moments) of these leaves."""
+        given = iter(moments)
+        new_params = list(params)
+        new_moments: list[Any] = []
+        for at in _turns(names):
+            mine = [names[i] for i in at]
+            updates, state = self._update(
+                mine, [grads[i] for i in at], given, [params[i] for i in at]
+            )
+            for i in at:
+                p = params[i]
+                new_params[i] = (p + updates[names[i]]).astype(p.dtype)
+            new_moments += [x for x in jax.tree.leaves(state) if x.size]
+        return new_params, new_moments
+
+    def _update(
+        self,
+        names: Sequence[str],
+        grads: Sequence[Any],
+        moments: Iterator[Any],
+        params: Sequence[Any],
+    ) -> tuple[dict[str, Any], Any]:
+        """(update by name, new state) of leaves of different names."""
         shapes = [jax.ShapeDtypeStruct(p.shape, p.dtype) for p in params]
         leaves, tree = jax.tree.flatten(self._state(names, shapes))
-        given = iter(moments)
         filled = [
-            next(given) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves
+            next(moments) if x.size else jnp.zeros(x.shape, x.dtype) for x in leaves
         ]
         updates, state = self.optimizer.update(
             self._tree_of(names, grads),
             jax.tree.unflatten(tree, filled),
             self._tree_of(names, params),
         )
-        by_name = {
-            path_name(path): u
-            for path, u in jax.tree_util.tree_leaves_with_path(updates)
-        }
-        new = [
-            (p + by_name[n]).astype(p.dtype) for n, p in zip(names, params, strict=True)
-        ]
-        return new, [x for x in jax.tree.leaves(state) if x.size]
+        with_path = jax.tree_util.tree_leaves_with_path(updates)
+        return {path_name(path): u for path, u in with_path}, state
+
+
+def _turns(names: Sequence[str]) -> list[list[int]]:
+    """Indices such that no name comes twice in a turn.
+
+    Rows of a stacked array share its name, and the user's tree has one place for it.
+    """
+    turns: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):
+        turn = seen[name] = seen.get(name, -1) + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(i)
+    return turns

@@ -16,7 +16,6 @@ from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.groups import GroupRuntime
-from hexijax.runtime.optimizer import owner_of
 
 Groups = Mapping[str, GroupRuntime]
 State = Mapping[tuple[Place, str], Mapping[str, Any]]
@@ -62,11 +61,13 @@ def assemble_moments(
         for p, x in jax.tree_util.tree_leaves_with_path(abstract)
     }
     for (home, name), held in state.items():
-        paths = groups[name].moment_names(home)
-        by_path = dict(zip(paths, held["moments"], strict=True))
-        for leaf, box in groups[name].held[home]:
-            index = tuple(slice(*rows) for rows in global_box(leaf, box))
-            whole[leaf.name][index] = np.asarray(by_path[f"{kind}/{leaf.name}"])
+        group = groups[name]
+        for moment, array in zip(group.moments(home), held["moments"], strict=True):
+            if moment.owner is not None:
+                leaf, box = group.held[home][moment.owner]
+                if moment.path == f"{kind}/{leaf.name}":
+                    index = tuple(slice(*rows) for rows in global_box(leaf, box))
+                    whole[leaf.name][index] = np.asarray(array)
     return whole
 
 
@@ -100,15 +101,14 @@ def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
     held = group.held[home]
     masters = [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
     moments = []
-    by_name = {leaf.name: (leaf, box) for leaf, box in held}
-    for path in group.moment_names(home):
-        name = owner_of(path, by_name)
-        if name is not None:
-            leaf, box = by_name[name]
-            kind = path.removesuffix(leaf.name).strip("/")
+    for moment in group.moments(home):
+        if moment.owner is not None:
+            leaf, box = held[moment.owner]
+            kind = moment.path.removesuffix(leaf.name).strip("/")
             moments.append(f"{leaf.id}|{kind}|{_text(leaf, box)}")
         else:
-            moments.append(f"{group.group.name}|{path}|{home}")
+            turn = f"|{moment.turn}" if moment.turn else ""
+            moments.append(f"{group.group.name}|{moment.path}|{home}{turn}")
     return masters, moments
 
 

@@ -185,15 +185,15 @@ def test_old_parameters_are_gone_when_the_new_ones_come():
     (index,) = [
         i
         for i in INDICES
-        if any(str(r) == "Param[r0.s1 l3]!" for r in GOOD.body[i].reads)
+        if any(str(r) == "Param[r0.s1 l2]!" for r in GOOD.body[i].reads)
     ]
     reads = tuple(
-        Read(r.buffer, r.dies and r.buffer.subject != "l3")
+        Read(r.buffer, r.dies and r.buffer.subject != "l2")
         for r in GOOD.body[index].reads
     )
     late = Free(
         reads=(
-            Read(next(r.buffer for r in reads if r.buffer.subject == "l3"), dies=True),
+            Read(next(r.buffer for r in reads if r.buffer.subject == "l2"), dies=True),
         )
     )
     kept = with_reads(GOOD, index, reads)

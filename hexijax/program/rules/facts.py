@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan
-from hexijax.program.compute import batch_places, segment_groups
+from hexijax.program.buckets import buckets, segment_buckets
+from hexijax.program.compute import batch_places
 from hexijax.program.placement import GroupPlaces, group_places
 from hexijax.program.program import SECTIONS, Forward, Instruction, Program
 
@@ -50,10 +51,11 @@ class Facts:
         """Facts of a plan; only whether it trains is read from the Program."""
         served = {r: batch_places(plan, chain, r) for r in range(len(plan.replicas))}
         with_batch = {place for places in served.values() for place in places}
+        groups = buckets(plan, chain)
         segments = {
             (place, g): Segment(
                 layers=(layers := stage.segment_layers(g)),
-                groups=segment_groups(chain, layers),
+                groups=tuple(b.name for b in segment_buckets(groups, layers)),
                 reads_batch=place in with_batch,
                 is_last=layers[1] == len(chain.layers),
             )

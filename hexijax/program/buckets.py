@@ -1,0 +1,76 @@
+"""Which parameters are reduced, updated and gathered by one instruction.
+
+    Plan, Chain -> buckets -> (Group, ...), each of one or more groups of the chain
+
+A program call costs about the same whatever its size, and small collectives use little
+of a link: a card that ran a call a layer stood idle for a tenth of its step. A bucket
+joins groups that the same segments use and the same homes hold. It ends where its
+copies in flight would cost memory worth having.
+"""
+
+import dataclasses
+
+from hexijax.layers.chain import Chain, Group
+from hexijax.plan.plan import Place, Plan
+
+ALONE_SIZE = 2**28
+"""Most parameters of a bucket that one stage uses: its accumulators are the sums."""
+
+SHARED_SIZE = 2**26
+"""Most of one that several use: each user's gradient is copied to the homes."""
+
+
+def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
+    """The chain's groups, joined; named after their first, in the order of the chain.
+
+    A larger group stays whole. Any two buckets of one chain are used by other
+    segments, held by other homes, or full.
+    """
+    found: list[list[Group]] = []
+    open_at: dict[object, int] = {}
+    for group in chain.groups:
+        users = _users(plan, group)
+        stages = {place for place, _ in users}
+        key = (users, _share(plan, group))
+        at = open_at.get(key)
+        limit = ALONE_SIZE if len(stages) == 1 else SHARED_SIZE
+        if at is None or sum(g.size for g in found[at]) + group.size > limit:
+            open_at[key] = len(found)
+            found.append([group])
+        else:
+            found[at].append(group)
+    return tuple(map(_joined, found))
+
+
+def segment_buckets(
+    groups: tuple[Group, ...], layers: tuple[int, int]
+) -> tuple[Group, ...]:
+    """Those that layers [start, stop) use."""
+    start, stop = layers
+    return tuple(
+        group for group in groups if any(start <= at < stop for at in group.layers)
+    )
+
+
+def _users(plan: Plan, group: Group) -> tuple[tuple[Place, int], ...]:
+    """Segments that compute with a group."""
+    return tuple(
+        (place, segment)
+        for place, stage in plan.stages()
+        for segment in range(len(stage.segments))
+        if segment_buckets((group,), stage.segment_layers(segment))
+    )
+
+
+def _share(plan: Plan, group: Group) -> int | None:
+    """Index of the state share that names the group."""
+    named = [i for i, share in enumerate(plan.state) if group.name in share.groups]
+    return named[-1] if named else None
+
+
+def _joined(groups: list[Group]) -> Group:
+    return dataclasses.replace(
+        groups[0],
+        leaves=tuple(leaf for group in groups for leaf in group.leaves),
+        layers=tuple(sorted({layer for group in groups for layer in group.layers})),
+    )
