@@ -230,18 +230,14 @@ def names_of(size: Size, cards: int) -> tuple[str, ...]:
     return tuple(d.name for d in make_cluster(size, cards).devices)[:cards]
 
 
-def data_parallel(size: Size, chain: Chain, cards: int, segment: int) -> Plan:
+def data_parallel(size: Size, chain: Chain, cards: int) -> Plan:
     """One stage over all cards, a lane each."""
     layers = len(chain.layers)
-    sizes = [segment] * (layers // segment)
-    if sum(sizes) < layers:
-        sizes.append(layers - sum(sizes))
     stage = Stage(
         devices=names_of(size, cards),
         layers=(0, layers),
         lanes=cards,
         dtype=size.dtype,
-        segments=tuple(sizes),
     )
     samples = size.a_card * cards
     replica = Replica(
@@ -357,7 +353,7 @@ def main() -> None:
     print(f"chain of {len(chain.layers)} layers in {time.perf_counter() - began:.1f} s")
     if "one" in args.what:
         keep("plain", run_plain(size, jax.devices()[0], size.microbatch), size.a_card)
-        whole = data_parallel(size, chain, 1, len(chain.layers))
+        whole = data_parallel(size, chain, 1)
         keep("one card", run_plan(size, chain, whole, 1), size.a_card)
         keep(
             "plain again",
@@ -365,13 +361,10 @@ def main() -> None:
             size.a_card,
         )
     if "lanes" in args.what:
-        for segment in (len(chain.layers), 13):
-            plan = data_parallel(size, chain, 4, segment)
-            keep(
-                f"4 lanes, segment {segment}",
-                run_plan(size, chain, plan, 4, trace("lanes")),
-                4 * size.a_card,
-            )
+        lanes = data_parallel(size, chain, 4)
+        keep(
+            "4 lanes", run_plan(size, chain, lanes, 4, trace("lanes")), 4 * size.a_card
+        )
     if "pipeline" in args.what:
         depth = size.config.depth
         part = depth // 4

@@ -27,6 +27,13 @@ from hexijax.runtime.optimizer import GroupUpdate, Moment
 Arrays = tuple[jax.Array, ...]
 
 
+_ONE_COLLECTIVE = {
+    f"xla_gpu_{kind}_combine_threshold_bytes": 2**31 - 1
+    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+}
+"""A bucket's leaves in one call: XLA's own 30 MB use half of a fast link."""
+
+
 class Programs:
     """Compiled programs by what they compute: groups that are alike share one."""
 
@@ -44,7 +51,8 @@ class Programs:
         consts = tuple(np.asarray(c).tobytes() for c in closed.consts)
         key = (str(closed), consts, shapes, tree, out_key, donated)
         if key not in self._made:
-            self._made[key] = jax.jit(f, **jit).lower(*args).compile()
+            lowered = jax.jit(f, **jit).lower(*args)
+            self._made[key] = lowered.compile(compiler_options=_ONE_COLLECTIVE)
         return self._made[key]
 
 
