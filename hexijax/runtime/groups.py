@@ -27,8 +27,8 @@ from hexijax.runtime.optimizer import GroupUpdate, Moment
 Arrays = tuple[jax.Array, ...]
 
 
-_ONE_COLLECTIVE = {
-    f"xla_gpu_{kind}_combine_threshold_bytes": 2**31 - 1
+_ONE_COLLECTIVE: dict[str, bool | str] = {
+    f"xla_gpu_{kind}_combine_threshold_bytes": str(2**31 - 1)
     for kind in ("all_gather", "all_reduce", "reduce_scatter")
 }
 """A bucket's leaves in one call: XLA's own 30 MB use half of a fast link."""
@@ -51,8 +51,10 @@ class Programs:
         consts = tuple(np.asarray(c).tobytes() for c in closed.consts)
         key = (str(closed), consts, shapes, tree, out_key, donated)
         if key not in self._made:
+            device, *_ = leaves[0].sharding.device_set
+            options = _ONE_COLLECTIVE if device.platform == "gpu" else None
             lowered = jax.jit(f, **jit).lower(*args)
-            self._made[key] = lowered.compile(compiler_options=_ONE_COLLECTIVE)
+            self._made[key] = lowered.compile(compiler_options=options)
         return self._made[key]
 
 
