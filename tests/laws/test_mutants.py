@@ -11,12 +11,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
 from hexijax.plan.plan import Place, Replica, Stage, StateShare
-from hexijax.program import names
 from hexijax.runtime import engine as engine_module
 from hexijax.runtime.batches import Rows
 from hexijax.runtime.engine import Engine
@@ -89,40 +87,39 @@ def per_rank(group: GroupRuntime, place: Any, leaf: Any) -> float:
 
 
 def without_last_user(group: GroupRuntime, place: Any, leaf: Any) -> float:
-    tied = len(group.group.layers) > 1
-    return 0.0 if tied and place == group.members[-2] else 1.0
+    users = {
+        g.name: g.layers for g in group.layout.chain.groups if leaf in g.leaves
+    }.popitem()[1]
+    return 0.0 if len(users) > 1 and place == group.members[-2] else 1.0
 
 
-def change_params(
-    change: Callable[[dict[str, Any]], dict[str, Any]],
-) -> Callable[..., Any]:
-    """``change`` on each place's parameters by group, before the first step."""
+def change_params(change: Callable[[dict[str, Any]], None]) -> Callable[..., Any]:
+    """``change`` on each place's parameters by leaf, before the first step."""
 
     def prologue(original: Any, executor: Executor) -> None:
         original(executor)
-        places = {b.place for b in executor.live() if b.kind.value == "Param"}
-        for place in places:
-            held = {
-                b.subject: executor.get(b)
-                for b in executor.live()
-                if b.kind.value == "Param" and b.place == place
-            }
-            for group, value in change(held).items():
-                executor.put(names.param(place, group), value)
+        for buffer in executor.live():
+            if buffer.kind.value == "Param":
+                leaves = executor._parts.groups[buffer.subject].group.leaves
+                ids = [leaf.id for leaf in leaves]
+                held = dict(zip(ids, executor.get(buffer), strict=True))
+                change(held)
+                executor.put(buffer, tuple(held.values()))
 
     return prologue
 
 
-def dropped(held: dict[str, Any]) -> dict[str, Any]:
-    if "blocks/1" not in held:
-        return {}
-    return {"blocks/1": jax.tree.map(jnp.zeros_like, held["blocks/1"])}
+def dropped(held: dict[str, Any]) -> None:
+    for leaf, value in held.items():
+        if leaf.startswith("blocks/1/"):
+            held[leaf] = jnp.zeros_like(value)
 
 
-def swapped(held: dict[str, Any]) -> dict[str, Any]:
-    if {"blocks/0", "blocks/1"} <= set(held):
-        return {"blocks/0": held["blocks/1"], "blocks/1": held["blocks/0"]}
-    return {}
+def swapped(held: dict[str, Any]) -> None:
+    for leaf in held:
+        other = leaf.replace("blocks/0/", "blocks/1/")
+        if leaf.startswith("blocks/0/") and other in held:
+            held[leaf], held[other] = held[other], held[leaf]
 
 
 def keys_by_rank(original: Any, batch: Any, rows: Rows) -> Any:
