@@ -46,6 +46,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("hexijax")
 
 
+@pytest.fixture(scope="session")
+def backend() -> None:
+    """JAX's backend, open: a command run in this process can force no other devices."""
+    import jax
+
+    jax.devices()
+
+
 @pytest.fixture
 def strict_dtypes() -> Iterator[None]:
     """Implicit dtype promotion raises. For our own arithmetic: models may promote."""

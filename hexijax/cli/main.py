@@ -73,6 +73,14 @@ def _parser() -> argparse.ArgumentParser:
         commands, "plan", "search and explain; no device used", _plan, out="plans"
     )
 
+    _with_experiment(
+        commands,
+        "simulate",
+        "a plan's step on a timeline; no device used",
+        _simulate,
+        out="plans",
+    )
+
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
 
@@ -157,6 +165,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     from hexijax.cli.plan import plan
 
     return plan(arguments)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.simulate import run_simulation
+
+    return run_simulation(arguments)
 
 
 def _catalog(arguments: argparse.Namespace) -> int:

@@ -138,7 +138,7 @@ def find_plan(
         session.cluster,
         batch_size=experiment.batch_size,
         dtype=experiment.dtype,
-        options=_options(experiment),
+        options=plan_options(experiment),
     )
 
 
@@ -156,7 +156,7 @@ def _read_plan(file: Path, session: Session, chain: Chain) -> Plan:
     return plan
 
 
-def _options(experiment: Experiment) -> PlanOptions:
+def plan_options(experiment: Experiment) -> PlanOptions:
     """What the optimizer asks of a plan: how much state, and whether it is cut."""
     import jax
 

@@ -62,6 +62,9 @@ class PlanCosts:
         self._stages = dict(plan.stages())
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
+        self.segment_s = functools.cache(self._segment_s)
+        self.border_s = functools.cache(self._border_s)
+        self.border_bytes = functools.cache(self._border_bytes)
 
     def duration_s(self, instruction: Instruction) -> float:
         """Seconds from start to end; a Recv ends with its Send."""
@@ -85,12 +88,12 @@ class PlanCosts:
         """Forward and backward of one microbatch through a stage, calls included."""
         stage = self._stages[place]
         return sum(
-            self.segment_s(place, g, forward=way)
+            self.segment_s(place, g, way)
             for g in range(len(stage.segments))
             for way in (True, False)
         )
 
-    def segment_s(self, place: Place, segment: int, *, forward: bool) -> float:
+    def _segment_s(self, place: Place, segment: int, forward: bool) -> float:
         """One microbatch's forward or backward of a segment."""
         stage, times = self._stages[place], self.layer_times(place)
         start, stop = stage.segment_layers(segment)
@@ -107,15 +110,39 @@ class PlanCosts:
             return self._stages[place].devices
         return () if place == HOST else (place,)
 
-    def border_s(self, source: Place, target: Place, layer: int) -> float:
+    def _border_s(self, source: Place, target: Place, layer: int) -> float:
         """One microbatch's activations across the border before a layer."""
+        num_bytes = self.border_bytes(source, layer)
+        return self._move_s(self.devices(source), self.devices(target), num_bytes)
+
+    def _border_bytes(self, source: Place, layer: int) -> int:
+        """Of one microbatch's activations at the border before a layer."""
         size = self._replica(source).microbatch_size
-        num_bytes = border_bytes_in(
+        return border_bytes_in(
             self._chain,
             self._chain.layers[layer - 1].border_bytes * size,
             self._stages[source].dtype,
         )
-        return self._move_s(self.devices(source), self.devices(target), num_bytes)
+
+    def lanes_s(self, place: Place, num_bytes: int) -> float:
+        """A sum over a stage's lanes of which each keeps its part, or the way back.
+
+        A ring: each lane sends all parts but its own.
+        """
+        if place not in self._stages or self._stages[place].lanes == 1:
+            return 0.0
+        stage = self._stages[place]
+        link = slowest_link(self._cluster, stage.devices)
+        assert link, f"{place} has several devices"
+        part = num_bytes // stage.tensor // stage.lanes
+        return CALL_S + (stage.lanes - 1) * link.transfer_s(part)
+
+    def add_s(self, home: Place, num_bytes: int, members: int) -> float:
+        """Adding ``members`` arrays of fp32 at a home: each is read, one is written."""
+        devices = self.devices(home)
+        profile = self._cluster.device(devices[0]).profile
+        moved = (members + 1) * num_bytes / len(devices)
+        return CALL_S + moved / profile.memory_bytes_per_s
 
     def _layer_times(self, place: Place) -> tuple[LayerTime, ...]:
         stage = self._stages[place]
@@ -131,7 +158,7 @@ class PlanCosts:
     def _compute_s(self, instruction: Forward | Backward) -> float:
         first, stop = instruction.microbatches
         forward = isinstance(instruction, Forward)
-        one_s = self.segment_s(instruction.place, instruction.segment, forward=forward)
+        one_s = self.segment_s(instruction.place, instruction.segment, forward)
         # A split backward's two parts each do one of its two products a weight.
         half = isinstance(instruction, Backward) and instruction.part is not Part.BOTH
         return one_s * (stop - first) * (0.5 if half else 1.0)

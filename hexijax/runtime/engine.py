@@ -22,6 +22,7 @@ from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.buckets import segment_buckets
+from hexijax.program.fuse import fused_segments
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import HOST, Buffer, Kind, Program, Recv, Send
 from hexijax.runtime import devices as machine
@@ -29,7 +30,6 @@ from hexijax.runtime import state as stored
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
 from hexijax.runtime.executor import Executor, Parts
-from hexijax.runtime.fuse import fused_segments
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout

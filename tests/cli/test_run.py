@@ -13,6 +13,8 @@ import pytest
 from hexijax.cli.main import main
 from hexijax.report.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 ROOT = Path(__file__).parents[2]
 TINY = str(Path(__file__).with_name("tiny.py"))
 
@@ -182,6 +184,23 @@ def test_help_lists_an_experiments_fields_without_running_it(capsys):
 def test_catalog_has_a_line_a_card(capsys):
     assert main(["catalog"]) == 0
     assert "h100-80g-sxm" in capsys.readouterr().out
+
+
+def test_simulate_says_what_each_device_does(tmp_path: Path, capsys):
+    report_file = tmp_path / "simulated.json"
+    out = ["--out", str(tmp_path), "--json", str(report_file)]
+    assert main(["simulate", TINY, *out]) == 0
+    report = json.loads(report_file.read_text())
+    printed = capsys.readouterr().out
+    assert f"step {report['simulated_step_s'] * 1e3:.4g} ms simulated" in printed
+    for device, busy_s in report["busy_s"].items():
+        assert f"\n{device} " in printed
+        idle_s = report["idle_s"][device]
+        assert sum(busy_s.values()) + sum(idle_s.values()) == pytest.approx(
+            report["simulated_step_s"]
+        )
+    trace = json.loads((tmp_path / "tiny" / "trace.json").read_text())
+    assert trace["traceEvents"]
 
 
 def test_plan_writes_what_it_predicts(tmp_path: Path, capsys):

@@ -19,6 +19,8 @@ from hexijax.planner import PlanOptions, make_plan
 from hexijax.planner.explain import picture
 from hexijax.report.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 ROOT = Path(__file__).parents[2]
 README = ROOT.joinpath("README.md").read_text(encoding="utf-8")
 

@@ -28,6 +28,7 @@ ROOMS_WITHOUT_JAX = [
     "hexijax.plan",
     "hexijax.planner",
     "hexijax.program",
+    "hexijax.simulator",
 ]
 
 

@@ -1,0 +1,63 @@
+"""When everything of a step happens, and why a device waits."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+
+from hexijax.simulator.tasks import What
+
+
+class Cause(enum.StrEnum):
+    """Why a device does nothing."""
+
+    PIPELINE = "pipeline"
+    """What it needs is still being computed elsewhere: the bubble."""
+    MOVE = "move"
+    """Activations or cotangents are on their way."""
+    SYNC = "sync"
+    """Gradients or new parameters are on their way."""
+    DISPATCH = "dispatch"
+    """The host has not come round to it."""
+    END = "end"
+    """Its own work is done, the step is not."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Event:
+    """One use of some queues."""
+
+    start_s: float
+    end_s: float
+    what: What
+    name: str
+    queues: tuple[str, ...]
+    """Device names, and ``<device or node> out`` and ``in`` of links."""
+    num_bytes: int
+    """Over each of its links."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """One step in its steady state; seconds from the first start of the step."""
+
+    step_s: float
+    """From the end of one step to the end of the next."""
+
+    events: tuple[Event, ...]
+    """By their order of dispatch; those that take no time are left out."""
+
+    busy_s: Mapping[str, Mapping[What, float]]
+    """What each device computes, and for how long; ``sync`` are sums in programs."""
+
+    idle_s: Mapping[str, Mapping[Cause, float]]
+    """Why each device waits, and for how long; with ``busy_s`` it makes the step."""
+
+    link_bytes: Mapping[str, int]
+    """Bytes over each way out and way in."""
+
+    host_s: Mapping[str, float]
+    """What each island's host needs to dispatch the step."""
+
+    def utilisation(self, device: str) -> float:
+        """Part of the step in which a device computes."""
+        return sum(self.busy_s[device].values()) / self.step_s

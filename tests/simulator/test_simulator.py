@@ -1,0 +1,199 @@
+"""The simulator against sums by hand, and what holds of every plan."""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
+from hexijax.costs import PlanCosts
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan, Schedule
+from hexijax.program.lower import StepRules, lower
+from hexijax.program.program import Backward, Forward, Instruction, Part
+from hexijax.simulator import Cause, Timeline, simulate
+from hexijax.simulator.tasks import What
+from hexijax.simulator.trace import write_trace
+from tests.plan.examples import make_kind
+from tests.program.examples import make_chain, make_plan, make_stages
+from tests.program.random_plans import random_plan
+
+
+def cluster(*nodes: tuple[str, int], gb_per_s: float = 1.0) -> Cluster:
+    """Nodes of (name, devices) of one kind."""
+    return Cluster(
+        name="toy",
+        nodes=tuple(
+            Node(
+                name=name,
+                devices=(DeviceGroup(kind="fast", count=count),),
+                host_memory_bytes=2**36,
+                host_cores=8,
+            )
+            for name, count in nodes
+        ),
+        links=Links(
+            in_node=LinkProfile(latency_s=0.0, bytes_per_s=100e9),
+            between_nodes=LinkProfile(latency_s=0.0, bytes_per_s=gb_per_s * 1e9),
+        ),
+        profiles=(make_kind("fast"),),
+    )
+
+
+class Unit(PlanCosts):
+    """A layer takes 1 s forward and 2 s backward; nothing else takes time."""
+
+    def duration_s(self, instruction: Instruction) -> float:
+        """Of segments by their layers."""
+        if not isinstance(instruction, Forward | Backward):
+            return 0.0
+        stage = self._stages[instruction.place]
+        passes = 1 if isinstance(instruction, Forward) else 2
+        if isinstance(instruction, Backward) and instruction.part is not Part.BOTH:
+            passes = 1
+        return float(passes * stage.segments[instruction.segment])
+
+    def lanes_s(self, place: object, num_bytes: int) -> float:
+        """No time."""
+        return 0.0
+
+    def add_s(self, home: object, num_bytes: int, members: int) -> float:
+        """No time."""
+        return 0.0
+
+
+@pytest.fixture
+def free_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No call costs the host or the device anything."""
+    monkeypatch.setattr("hexijax.simulator.play.HOST_CALL_S", 0.0)
+    monkeypatch.setattr("hexijax.simulator.tasks.CALL_S", 0.0)
+    monkeypatch.setattr("hexijax.simulator.tasks.transfer_s", lambda *_: 0.0)
+
+
+def played(
+    plan: Plan, chain: Chain, machines: Cluster, rules: StepRules | None = None
+) -> Timeline:
+    """A plan's Program under unit costs."""
+    costs = Unit(plan, chain, machines)
+    program = lower(plan, chain, rules=rules or StepRules(), costs=costs)
+    return simulate(program, plan, chain, machines, costs=costs)
+
+
+@pytest.mark.usefixtures("free_calls")
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 3), (4, 4), (4, 9)])
+def test_equal_stages_take_the_ideal_1f1b_step(stages: int, microbatches: int):
+    chain = make_chain(stages)
+    plan = make_plan((make_stages([1] * stages), microbatches))
+    timeline = played(plan, chain, cluster(("a", 4)))
+    assert timeline.step_s == pytest.approx(3 * (microbatches + stages - 1))
+    for device in timeline.busy_s:
+        assert timeline.utilisation(device) == pytest.approx(
+            microbatches / (microbatches + stages - 1)
+        )
+    if stages > 1:
+        idle = timeline.idle_s["a/0"]
+        assert idle[Cause.PIPELINE] == pytest.approx(3 * (stages - 1))
+
+
+@pytest.mark.usefixtures("free_calls")
+def test_interleaving_shortens_the_bubble():
+    chain = make_chain(4)
+    plain = make_plan((make_stages([2, 2]), 4))
+    rounds = make_plan(
+        (make_stages([1, 1, 1, 1], num_sets=2), 4), schedule=Schedule.INTERLEAVED
+    )
+    machines = cluster(("a", 2))
+    assert played(plain, chain, machines).step_s == pytest.approx(6 * 5)
+    assert played(rounds, chain, machines).step_s == pytest.approx(6 * 4 + 3)
+
+
+def priced(plan: Plan, chain: Chain, machines: Cluster) -> Timeline:
+    """A plan's Program under the cluster's own costs."""
+    costs = PlanCosts(plan, chain, machines)
+    program = lower(plan, chain, rules=StepRules(), costs=costs)
+    return simulate(program, plan, chain, machines, costs=costs)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10_000))
+def test_every_device_works_or_has_a_reason(seed: int):
+    plan, chain, rules = random_plan(seed, max_layers=12, max_microbatches=5)
+    machines = cluster(("a", 64), ("b", 64), ("c", 64), ("store", 1))
+    costs = PlanCosts(plan, chain, machines)
+    program = lower(plan, chain, rules=rules, costs=costs)
+    timeline = simulate(program, plan, chain, machines, costs=costs)
+    by_queue: dict[str, list[tuple[float, float]]] = {}
+    for event in timeline.events:
+        assert event.end_s > event.start_s
+        for queue in event.queues:
+            by_queue.setdefault(queue, []).append((event.start_s, event.end_s))
+    for spans in by_queue.values():
+        for (_, end_s), (start_s, _) in itertools.pairwise(spans):
+            assert start_s >= end_s - 1e-12
+    for device, busy in timeline.busy_s.items():
+        idle = timeline.idle_s[device]
+        assert min(idle.values(), default=0.0) >= 0
+        total = sum(busy.values()) + sum(idle.values())
+        assert total == pytest.approx(timeline.step_s, rel=1e-6), (device, busy, idle)
+    assert max(timeline.host_s.values()) <= timeline.step_s * (1 + 1e-9)
+
+
+def test_all_devices_of_a_node_share_its_way_out():
+    chain = make_chain(2, sizes=[2048, 2048])
+    replicas = [(make_stages([2], prefix=prefix), 1) for prefix in "ab"]
+    plan = make_plan(*replicas)
+    machines = cluster(("a", 4), ("b", 4), gb_per_s=0.001)
+    timeline = priced(plan, chain, machines)
+    grads = chain.num_params * 4
+    assert timeline.link_bytes["a out"] == timeline.link_bytes["b in"]
+    # Half of the gradients go each way, then half of the new parameters.
+    assert timeline.link_bytes["a out"] == pytest.approx(grads, rel=0.01)
+    # Gradients cross both ways at once. Parameters do not: a waits for b's before its
+    # own leave, since a copy waits for the programs dispatched before it.
+    assert timeline.step_s == pytest.approx(1.5 * grads / 1e6, rel=0.01)
+    assert timeline.idle_s["a/0"][Cause.SYNC] > 0.6 * timeline.step_s
+
+
+def test_a_host_that_dispatches_too_slowly_is_the_reason():
+    chain = make_chain(8)
+    plan = make_plan((make_stages([8], segments=[[1] * 8]), 8))
+    timeline = priced(plan, chain, cluster(("a", 1)))
+    assert timeline.step_s == pytest.approx(timeline.host_s["a"], rel=0.01)
+    assert timeline.idle_s["a/0"][Cause.DISPATCH] > 0.8 * timeline.step_s
+
+
+@pytest.mark.usefixtures("free_calls")
+def test_slower_work_never_shortens_the_step():
+    chain = make_chain(6)
+    plan = make_plan((make_stages([3, 3]), 4), (make_stages([6], prefix="b"), 2))
+    machines = cluster(("a", 2), ("b", 1))
+    step_s = played(plan, chain, machines).step_s
+    longer = dataclasses.replace(
+        plan,
+        replicas=(
+            dataclasses.replace(
+                plan.replicas[0], microbatches=5, samples=plan.replicas[0].samples + 1
+            ),
+            plan.replicas[1],
+        ),
+        batch_size=plan.batch_size + 1,
+    )
+    assert played(longer, chain, machines).step_s > step_s
+
+
+def test_a_trace_has_every_event(tmp_path: Path):
+    chain = make_chain(4)
+    plan = make_plan((make_stages([2, 2]), 3))
+    timeline = priced(plan, chain, cluster(("a", 2)))
+    write_trace(tmp_path / "trace.json", timeline)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X"]
+    assert len(spans) == sum(len(event.queues) for event in timeline.events)
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert {"a/0", "a/1", "a/0 out", "a/1 in"} <= tracks
+    forwards = [e for e in spans if e["cat"] == What.FORWARD]
+    assert forwards[0]["dur"] > 0
