@@ -50,7 +50,7 @@ def simulate(
       costs: durations; None: those of the cluster's profiles.
     """
     costs = costs or PlanCosts(plan, chain, cluster, moments)
-    steps = _Steps(tasks(program, plan, chain, cluster, costs))
+    steps = Steps(tasks(program, plan, chain, cluster, costs))
     step_s = steps.play()
     for _ in range(MOST_STEPS - 1):
         before_s, step_s = step_s, steps.play()
@@ -59,7 +59,7 @@ def simulate(
     return steps.timeline(step_s, [d for _, s in plan.stages() for d in s.devices])
 
 
-class _Steps:
+class Steps:
     """Queues and what has been played so far."""
 
     def __init__(self, work: Sequence[Task]) -> None:
@@ -140,13 +140,14 @@ class _Steps:
                 if queue not in busy:
                     moved[queue] = moved.get(queue, 0) + task.num_bytes
                     continue
-                for cause, seconds in self._waits(i, free_s[queue], start_s):
-                    idle[queue][cause] = idle[queue].get(cause, 0.0) + seconds
-                began_s = max(start_s, free_s[queue])
-                busy[queue][task.what] = busy[queue].get(task.what, 0.0) + max(
-                    0.0, end_s - began_s
-                )
-                free_s[queue] = max(free_s[queue], end_s)
+                free = free_s[queue]
+                if start_s > free:
+                    for cause, seconds in self._waits(i, free, start_s):
+                        idle[queue][cause] = idle[queue].get(cause, 0.0) + seconds
+                if end_s > free:
+                    took_s = end_s - max(start_s, free)
+                    busy[queue][task.what] = busy[queue].get(task.what, 0.0) + took_s
+                    free_s[queue] = end_s
             if task.seconds:
                 events.append(
                     Event(
@@ -184,8 +185,6 @@ class _Steps:
         belongs to those who made it.
         """
         gap_s = start_s - free_s
-        if gap_s <= 0:
-            return []
         late = self._bound[i]
         if late == HOST:
             return [(Cause.DISPATCH, gap_s)]

@@ -115,11 +115,10 @@ class _Writer:
 
     def finished(self) -> tuple[Task, ...]:
         """All tasks; what a step reads of the one before is known now."""
-        carried = {buffer for buffers in self._carried for buffer in buffers}
         made = {
-            buffer: self._made[ahead]
-            for buffer in carried
-            if (ahead := dataclasses.replace(buffer, step=1)) in self._made
+            Buffer(b.kind, b.place, b.subject, b.microbatch, 0, b.memory): task
+            for b, task in self._made.items()
+            if b.step == 1
         }
         for task, buffers in zip(self._tasks, self._carried, strict=True):
             if buffers:

@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from hexijax.simulator.tasks import What
 
@@ -22,8 +23,7 @@ class Cause(enum.StrEnum):
     """Its own work is done, the step is not."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One use of some queues."""
 
     start_s: float
