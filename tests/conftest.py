@@ -28,8 +28,11 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ.setdefault("NPROC", "2")  # XLA's thread pool, where there are more cores
 
 # Set as this file is imported: a test file may import JAX before any hook of pytest's.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ.get("HEXIJAX_TEST_CACHE") or str(
-    Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax"
+# One cache a worker: a cache entry is not written at once, and readers would see half.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(
+    os.environ.get("HEXIJAX_TEST_CACHE")
+    or str(Path(__file__).parents[1] / ".pytest_cache" / "d" / "jax"),
+    os.environ.get("PYTEST_XDIST_WORKER", ""),
 )
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
@@ -44,6 +47,13 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("hexijax")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have to say: a worker's own output is not shown."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{name}: {value}")
 
 
 @pytest.fixture(scope="session")

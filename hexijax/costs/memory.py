@@ -163,7 +163,8 @@ def _state(
             )
             shard = shard_size(group, tensor) if place in members else 0
             if [*boxes] == [*members] == [place]:
-                flying = alone_bytes(size, shard, item, lanes)
+                own_lanes = 1 if stage is None else stage.lanes
+                flying = alone_bytes(size, shard, item, own_lanes)
             else:
                 flying = flying_bytes(size, shard, len(members), item)
             in_flight[place] = max(in_flight.get(place, 0), flying)

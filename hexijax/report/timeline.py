@@ -6,7 +6,7 @@ from hexijax.simulator import Cause, Timeline
 from hexijax.simulator.tasks import What
 
 BUSY = (What.FORWARD, What.BACKWARD, What.BOTH, What.SYNC, What.UPDATE)
-IDLE = (Cause.PIPELINE, Cause.MOVE, Cause.SYNC, Cause.DISPATCH, Cause.END)
+IDLE = (Cause.PIPELINE, Cause.MOVE, Cause.SYNC, Cause.DISPATCH)
 
 
 def describe(timeline: Timeline) -> str:

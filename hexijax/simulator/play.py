@@ -14,17 +14,18 @@ from hexijax.cluster import Cluster
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.memory import MOMENTS
 from hexijax.costs.rates import HOST_CALL_S
+from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
-from hexijax.program.program import Program
+from hexijax.program.program import Program, Update
 from hexijax.simulator.tasks import Task, What, name, tasks
 from hexijax.simulator.timeline import Cause, Event, Timeline
 
-MOST_STEPS = 8
+MOST_STEPS = 64
 """Played before the last is taken as the steady state."""
 
 SAME = 1e-9
-"""Steps whose times differ by less, relatively, repeat."""
+"""Queues that advance by amounts which differ by less, relatively, repeat."""
 
 HOST, QUEUE, STEP_BEFORE = -1, -2, -3
 """What a task may have waited for last, beside another task."""
@@ -51,11 +52,16 @@ def simulate(
     """
     costs = costs or PlanCosts(plan, chain, cluster, moments)
     steps = Steps(tasks(program, plan, chain, cluster, costs))
+    if not any(isinstance(i, Update) for i in program.body):
+        raise UserError(
+            "The Program has no Update: it evaluates, and its steps do not wait for "
+            "each other. Simulate a training Program."
+        )
     step_s = steps.play()
-    for _ in range(MOST_STEPS - 1):
-        before_s, step_s = step_s, steps.play()
-        if abs(step_s - before_s) <= SAME * step_s:
+    for _ in range(MOST_STEPS):
+        if steps.repeats(step_s):
             break
+        step_s = steps.play()
     return steps.timeline(step_s, [d for _, s in plan.stages() for d in s.devices])
 
 
@@ -68,7 +74,7 @@ class Steps:
         hosts = {
             name: i for i, name in enumerate({h: 0 for t in work for h in t.hosts})
         }
-        self._work = work
+        self._work, self._at = work, at
         self._compiled = [
             (
                 tuple(at[q] for q in t.queues),
@@ -81,6 +87,7 @@ class Steps:
             for t in work
         ]
         self._free_s = [0.0] * len(at)
+        self._free_before_s = list(self._free_s)
         self._host_s = [0.0] * len(hosts)
         self._hosts = hosts
         self._ends: list[float] = [0.0] * len(work)
@@ -91,6 +98,7 @@ class Steps:
     def play(self) -> float:
         """One more step; returns the time from the last one's end to its own."""
         free_s, host_s, before_ends = self._free_s, self._host_s, self._ends
+        self._free_before_s = list(free_s)
         starts: list[float] = []
         ends: list[float] = []
         bound: list[int] = []
@@ -121,6 +129,22 @@ class Steps:
         last_s, self._end_s = self._end_s, max(ends)
         return self._end_s - last_s
 
+    def repeats(self, step_s: float) -> bool:
+        """Whether every queue advanced by the whole step, and no host needs longer."""
+        return all(
+            abs(now_s - before_s - step_s) <= SAME * step_s
+            for now_s, before_s in zip(self._free_s, self._free_before_s, strict=True)
+            if now_s > before_s
+        ) and all(host_s <= step_s * (1 + SAME) for host_s in self._host_step_s())
+
+    def _host_step_s(self) -> list[float]:
+        """What each host needs to dispatch one step."""
+        needs_s = [0.0] * len(self._hosts)
+        for *_, hosts in self._compiled:
+            for host in hosts:
+                needs_s[host] += HOST_CALL_S
+        return needs_s
+
     def timeline(self, step_s: float, devices: Sequence[str]) -> Timeline:
         """The last step played."""
         first_s = min(
@@ -131,8 +155,8 @@ class Steps:
         busy: dict[str, dict[What, float]] = {d: {} for d in devices}
         idle: dict[str, dict[Cause, float]] = {d: {} for d in devices}
         moved: dict[str, int] = {}
-        # A device's step runs from the end of its last work to the end of this one's.
-        free_s = dict.fromkeys(devices, self._end_s - step_s)
+        # A device's step runs from the end of its last work in the step before.
+        free_s = {d: self._free_before_s[self._at[d]] for d in devices}
         events = []
         for i, task in enumerate(self._work):
             start_s, end_s = self._starts[i], self._ends[i]
@@ -159,14 +183,7 @@ class Steps:
                         task.num_bytes,
                     )
                 )
-        for device in devices:
-            left_s = self._end_s - free_s[device]
-            if left_s > 0:
-                idle[device][Cause.END] = left_s
-        hosts = dict.fromkeys(self._hosts, 0.0)
-        for task in self._work:
-            for host in task.hosts:
-                hosts[host] += HOST_CALL_S
+        hosts = dict(zip(self._hosts, self._host_step_s(), strict=True))
         return Timeline(
             step_s=step_s,
             events=tuple(events),

@@ -19,8 +19,6 @@ class Cause(enum.StrEnum):
     """Gradients or new parameters are on their way."""
     DISPATCH = "dispatch"
     """The host has not come round to it."""
-    END = "end"
-    """Its own work is done, the step is not."""
 
 
 class Event(NamedTuple):
@@ -50,7 +48,11 @@ class Timeline:
     """What each device computes, and for how long; ``sync`` are sums in programs."""
 
     idle_s: Mapping[str, Mapping[Cause, float]]
-    """Why each device waits, and for how long; with ``busy_s`` it makes the step."""
+    """Why each device waits, and for how long.
+
+    With ``busy_s`` it makes the step, from the device's last work in one step to its
+    last in the next.
+    """
 
     link_bytes: Mapping[str, int]
     """Bytes over each way out and way in."""

@@ -98,3 +98,11 @@ def test_two_stages_of_a_device_are_never_in_a_backward_at_once():
     assert one.total_bytes == 18
     assert (one + other).total_bytes == 10 + 5 + 2 + 9 + 7
     assert one.largest == "params"
+
+
+def test_whole_leaves_never_promise_less():
+    stage = Stage(devices=("a/0", "a/1"), layers=(0, 8), lanes=2, dtype="bfloat16")
+    cut = plan_memory(make_plan(stage), CHAIN)["a/0"]
+    whole = plan_memory(make_plan(stage), CHAIN, whole_leaves=True)["a/0"]
+    assert whole.sync_bytes >= cut.sync_bytes
+    assert whole.state_bytes > cut.state_bytes

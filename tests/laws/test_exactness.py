@@ -9,6 +9,7 @@ import functools
 import gc
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,10 +29,11 @@ SEEDS = [4, 262, 80, 1100, 0, 1501, 1161, 443, 31, 1146, 64]
 """Printed by ``python -m tests.laws.cover``."""
 
 
-def test_the_cases_cover_every_pair_of_factors(capsys: pytest.CaptureFixture[str]):
+def test_the_cases_cover_every_pair_of_factors(
+    record_property: Callable[[str, object], None],
+):
     pairs = cover.covered(draw(seed) for seed in SEEDS)
-    with capsys.disabled():
-        print(f" {len(pairs)} of {len(cover.all_pairs())} pairs", end=" ")
+    record_property("pairs of factors", f"{len(pairs)} of {len(cover.all_pairs())}")
     assert pairs == cover.all_pairs()
 
 

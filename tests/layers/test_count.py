@@ -3,6 +3,7 @@
 import functools
 import operator
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,9 @@ def test_a_scanned_model_costs_what_the_unrolled_one_does(name: str):
 
 
 @pytest.mark.laws
-def test_eighty_layers_are_traced_in_seconds(capsys: pytest.CaptureFixture[str]):
+def test_eighty_layers_are_traced_in_seconds(
+    record_property: Callable[[str, object], None],
+):
     config = get_config("llama", "70B", dtype="bfloat16")
     loss = nnx_loss(lambda rngs: Llama(config, rngs=rngs), zoo.next_token)
     tokens = jax.ShapeDtypeStruct((1, 2048), jnp.int32)
@@ -91,8 +94,7 @@ def test_eighty_layers_are_traced_in_seconds(capsys: pytest.CaptureFixture[str])
         {"inputs": tokens, "targets": tokens},
         microbatch_size=1,
     ).chain
-    with capsys.disabled():
-        print(f"\n80 layers: {time.perf_counter() - start:.1f} s")
+    record_property("tracing 80 layers", f"{time.perf_counter() - start:.1f} s")
     assert chain.num_params == config.num_params
     assert len(chain.layers) == 82
     assert len({layer.signature for layer in chain.layers[1:-1]}) == 1

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
 from hexijax.costs import PlanCosts
+from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.program.lower import StepRules, lower
@@ -120,6 +121,9 @@ def priced(plan: Plan, chain: Chain, machines: Cluster) -> Timeline:
 
 @settings(max_examples=40)
 @given(st.integers(0, 10_000))
+@example(5)
+@example(34)
+@example(391)
 def test_every_device_works_or_has_a_reason(seed: int):
     plan, chain, rules = random_plan(seed, max_layers=12, max_microbatches=5)
     machines = cluster(("a", 64), ("b", 64), ("c", 64), ("store", 1))
@@ -164,6 +168,13 @@ def test_a_host_that_dispatches_too_slowly_is_the_reason():
     timeline = priced(plan, chain, cluster(("a", 1)))
     assert timeline.step_s == pytest.approx(timeline.host_s["a"], rel=0.01)
     assert timeline.idle_s["a/0"][Cause.DISPATCH] > 0.8 * timeline.step_s
+
+
+def test_a_program_that_only_evaluates_is_refused():
+    chain, plan = make_chain(2), make_plan((make_stages([2]), 1))
+    program = lower(plan, chain, rules=StepRules(), evaluation=True)
+    with pytest.raises(UserError, match="The Program has no Update: it evaluates"):
+        simulate(program, plan, chain, cluster(("a", 1)))
 
 
 @pytest.mark.usefixtures("free_calls")
