@@ -14,7 +14,7 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
 
 ALONE_SIZE = 2**28
-"""Most parameters of a bucket that one stage uses: its accumulators are the sums."""
+"""Most parameters of a bucket that one stage uses: no other's copies arrive."""
 
 SHARED_SIZE = 2**26
 """Most of one that several use: each user's gradient is copied to the homes."""
@@ -23,8 +23,7 @@ SHARED_SIZE = 2**26
 def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     """The chain's groups, joined; named after their first, in the order of the chain.
 
-    A larger group stays whole. Any two buckets of one chain are used by other
-    segments, held by other homes, or full.
+    A larger group stays whole, and ends the bucket before it.
     """
     found: list[list[Group]] = []
     open_at: dict[object, int] = {}

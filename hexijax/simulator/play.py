@@ -47,16 +47,19 @@ def simulate(
       plan: what is where.
       chain: the model.
       cluster: devices and links.
-      moments: fp32 arrays of the optimizer for each parameter.
+      moments: fp32 arrays of the optimizer for each parameter; ``costs`` has its own.
       costs: durations; None: those of the cluster's profiles.
+
+    Raises:
+      UserError: the Program evaluates, or holds instructions of host offload.
     """
-    costs = costs or PlanCosts(plan, chain, cluster, moments)
-    steps = Steps(tasks(program, plan, chain, cluster, costs))
     if not any(isinstance(i, Update) for i in program.body):
         raise UserError(
             "The Program has no Update: it evaluates, and its steps do not wait for "
             "each other. Simulate a training Program."
         )
+    costs = costs or PlanCosts(plan, chain, cluster, moments)
+    steps = Steps(tasks(program, plan, chain, cluster, costs))
     step_s = steps.play()
     for _ in range(MOST_STEPS):
         if steps.repeats(step_s):
@@ -70,10 +73,9 @@ class Steps:
 
     def __init__(self, work: Sequence[Task]) -> None:
         names = dict.fromkeys(q for t in work for q in (*t.queues, *t.behind))
-        at = {name: i for i, name in enumerate(names)}
-        hosts = {
-            name: i for i, name in enumerate({h: 0 for t in work for h in t.hosts})
-        }
+        at = {queue: i for i, queue in enumerate(names)}
+        islands = dict.fromkeys(h for t in work for h in t.hosts)
+        hosts = {island: i for i, island in enumerate(islands)}
         self._work, self._at = work, at
         self._compiled = [
             (
@@ -89,6 +91,9 @@ class Steps:
         self._free_s = [0.0] * len(at)
         self._free_before_s = list(self._free_s)
         self._host_s = [0.0] * len(hosts)
+        self._host_step_s = [
+            HOST_CALL_S * sum(t.hosts.count(h) for t in work) for h in hosts
+        ]
         self._hosts = hosts
         self._ends: list[float] = [0.0] * len(work)
         self._starts: list[float] = []
@@ -135,15 +140,7 @@ class Steps:
             abs(now_s - before_s - step_s) <= SAME * step_s
             for now_s, before_s in zip(self._free_s, self._free_before_s, strict=True)
             if now_s > before_s
-        ) and all(host_s <= step_s * (1 + SAME) for host_s in self._host_step_s())
-
-    def _host_step_s(self) -> list[float]:
-        """What each host needs to dispatch one step."""
-        needs_s = [0.0] * len(self._hosts)
-        for *_, hosts in self._compiled:
-            for host in hosts:
-                needs_s[host] += HOST_CALL_S
-        return needs_s
+        ) and all(host_s <= step_s * (1 + SAME) for host_s in self._host_step_s)
 
     def timeline(self, step_s: float, devices: Sequence[str]) -> Timeline:
         """The last step played."""
@@ -183,14 +180,13 @@ class Steps:
                         task.num_bytes,
                     )
                 )
-        hosts = dict(zip(self._hosts, self._host_step_s(), strict=True))
         return Timeline(
             step_s=step_s,
             events=tuple(events),
             busy_s=busy,
             idle_s=idle,
             link_bytes=moved,
-            host_s=hosts,
+            host_s=dict(zip(self._hosts, self._host_step_s, strict=True)),
         )
 
     def _waits(
@@ -210,10 +206,9 @@ class Steps:
         if late == QUEUE:  # devices that work together wait for the last of them
             return [(Cause.PIPELINE, gap_s)]
         task = self._work[late]
-        sync = task.what in (What.SYNC, What.UPDATE)
-        cause = Cause.SYNC if sync else Cause.MOVE
         if task.what not in (What.MOVE, What.SYNC, What.UPDATE):
             return [(Cause.PIPELINE, gap_s)]
+        cause = Cause.MOVE if task.what is What.MOVE else Cause.SYNC
         moving_s = start_s - max(free_s, self._starts[late])
         parts = [(cause, moving_s), (Cause.PIPELINE, gap_s - moving_s)]
         return [(why, seconds) for why, seconds in parts if seconds > 0]

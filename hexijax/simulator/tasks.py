@@ -19,6 +19,7 @@ from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.links import transfer_s
 from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S
+from hexijax.errors import UserError
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.buckets import buckets
@@ -157,9 +158,10 @@ class _Writer:
             case Free():
                 pass
             case _:
-                raise NotImplementedError(
-                    f"{type(instruction).__name__} has no costs yet, so a Program that "
-                    "holds one is not simulated."
+                raise UserError(
+                    f"{type(instruction).__name__} is not simulated by this version: "
+                    "the plan asks for host offload. Keep parameters, state and "
+                    "activations on the device."
                 )
 
     # Makers of tasks.
