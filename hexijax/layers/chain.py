@@ -153,6 +153,9 @@ class Chain:
     notes: tuple[str, ...] = ()
     """What could not be cut, and other things a person should know."""
 
+    tokens_per_sample: int = 1
+    """Tokens in a sample, for people: rates are given in tokens."""
+
     def __post_init__(self) -> None:
         known = {group.name for group in self.groups}
         assert len(known) == len(self.groups), "group names are unique"
@@ -212,6 +215,7 @@ class Chain:
             },
             dtype=data["dtype"],
             notes=tuple(data["notes"]),
+            tokens_per_sample=data.get("tokens_per_sample", 1),
         )
 
     def fingerprint(self) -> str:

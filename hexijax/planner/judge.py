@@ -1,0 +1,76 @@
+"""What a finished plan is worth: does it fit, and how long is its step.
+
+    Plan -> Judge -> over(plan), estimate_s(plan), step_s(plan), predicted(plan)
+
+The search, the baselines and the comparisons all ask here, so that they are held to the
+same costs. ``estimate_s`` is a formula, ``step_s`` the simulator's.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from hexijax.cluster import Cluster
+from hexijax.costs.memory import plan_memory
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan, Prediction
+from hexijax.planner.estimate import estimate
+from hexijax.planner.options import PlanOptions
+from hexijax.simulator import Timeline, predict
+
+
+class Judge:
+    """Judges plans of one chain on one cluster; equal plans are played once."""
+
+    def __init__(self, chain: Chain, cluster: Cluster, options: PlanOptions) -> None:
+        self.chain = chain
+        self.cluster = cluster
+        self.options = options
+        self._steps_s: dict[str, float] = {}
+
+    def memory_bytes(self, plan: Plan) -> dict[str, int]:
+        """The promised peak of every device the plan names."""
+        parts = plan_memory(
+            plan,
+            self.chain,
+            moments=self.options.moments,
+            whole_leaves=self.options.whole_leaves,
+        )
+        return {name: part.total_bytes for name, part in parts.items()}
+
+    def fits(self, memory_bytes: Mapping[str, int]) -> bool:
+        """Whether no device is promised more than it can use."""
+        return all(
+            num_bytes <= self.cluster.device(name).usable_memory_bytes
+            for name, num_bytes in memory_bytes.items()
+        )
+
+    def estimate_s(self, plan: Plan) -> float:
+        """Seconds of a step, by formula."""
+        options = self.options
+        made = estimate(plan, self.chain, self.cluster, moments=options.moments)
+        return made.step_s
+
+    def timeline(self, plan: Plan) -> Timeline:
+        """A step of the plan, simulated."""
+        return predict(
+            plan,
+            self.chain,
+            self.cluster,
+            moments=self.options.moments,
+            whole_leaves=self.options.whole_leaves,
+        )
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds of a step, simulated."""
+        key = repr(plan)
+        if key not in self._steps_s:
+            self._steps_s[key] = self.timeline(plan).step_s
+        return self._steps_s[key]
+
+    def predicted(self, plan: Plan) -> Plan | None:
+        """The plan with its prediction, or None where a device would overflow."""
+        memory_bytes = self.memory_bytes(plan)
+        if not self.fits(memory_bytes):
+            return None
+        prediction = Prediction(step_s=self.step_s(plan), memory_bytes=memory_bytes)
+        return dataclasses.replace(plan, prediction=prediction)

@@ -1,0 +1,46 @@
+"""A plan's step on a timeline, from the plan alone.
+
+    Plan, Chain, Cluster -> predict -> Timeline
+
+What every other room asks when it wants to know how long a plan takes.
+"""
+
+from hexijax.cluster import Cluster
+from hexijax.costs.instructions import PlanCosts
+from hexijax.costs.memory import MOMENTS
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan
+from hexijax.program.lower import StepRules, lower
+from hexijax.simulator.play import simulate
+from hexijax.simulator.timeline import Timeline
+
+
+def predict(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    moments: int = MOMENTS,
+    whole_leaves: bool = False,
+    rules: StepRules | None = None,
+) -> Timeline:
+    """The steady state of a plan's training step.
+
+    Args:
+      plan: what is where.
+      chain: the model.
+      cluster: devices and links.
+      moments: fp32 arrays of the optimizer for each parameter.
+      whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+      rules: what an update must know about all gradients; None: nothing.
+    """
+    costs = PlanCosts(plan, chain, cluster, moments)
+    program = lower(
+        plan,
+        chain,
+        rules=rules or StepRules(),
+        costs=costs,
+        whole_leaves=whole_leaves,
+        checked=False,
+    )
+    return simulate(program, plan, chain, cluster, costs=costs)
