@@ -1,0 +1,142 @@
+"""What a baseline is, and what all of them share: drafts in, the best plan out.
+
+drafts of each pool -> sketches -> the judge -> Plan, or None where nothing fits
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from hexijax.cluster import Cluster
+from hexijax.costs.compute import layer_times
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan
+from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, Yard
+from hexijax.planner.baselines.draft import Composer, Draft, joined
+from hexijax.planner.baselines.finals import Finals
+from hexijax.planner.judge import Judge
+from hexijax.planner.options import PlanOptions
+
+BOUND_SLACK = 0.85
+"""Of a pool's ideal time: below it no plan of the pool can be, tensor degrees that
+compute faster than data parallelism included."""
+
+MOST_SINGLES = 64
+"""Replicas up to which lanes are also tried as replicas of their own."""
+
+
+class Baseline(Protocol):
+    """Plans as one published system would."""
+
+    def __call__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        *,
+        batch_size: int,
+        dtype: str,
+        options: PlanOptions,
+    ) -> Plan | None:
+        """Its best plan under our costs; None where nothing of its form fits."""
+        ...
+
+
+Drafter = Callable[[Composer, Sequence[Block]], Iterable[Draft]]
+"""Yields what a system would consider on some blocks of the cluster."""
+
+
+def from_drafts(drafter: Drafter) -> Baseline:
+    """The baseline that tries all drafts on all pools."""
+
+    def baseline(
+        chain: Chain,
+        cluster: Cluster,
+        *,
+        batch_size: int,
+        dtype: str,
+        options: PlanOptions,
+    ) -> Plan | None:
+        judge = Judge(chain, cluster, options)
+        yard = Yard(chain, cluster, dtype, options.tensor_degrees)
+        composer = Composer(chain, yard, batch_size, options)
+        finals = Finals(composer, judge)
+        pools = yard.pools[:1] if options.use_all_devices else yard.pools
+        for pool in pools:
+            if bound_s(composer, pool) * BOUND_SLACK < finals.best_s:
+                for draft in drafter(composer, pool):
+                    finals.add(composer.sketches(draft))
+        return finals.plan()
+
+    return baseline
+
+
+def bound_s(composer: Composer, pool: Sequence[Block]) -> float:
+    """Seconds of a step in which all devices always compute and never wait."""
+    rates: dict[tuple[str, str], float] = {}
+    total = 0.0
+    for block in pool:
+        key = (block.kind, block.dtype)
+        if key not in rates:
+            shape = composer.yard.meshes(block, 1)[0].shape
+            rates[key] = 1 / min(
+                sum(t.total_s() for t in layer_times(composer.chain, shape, n)) / n
+                for n in (1, 2, 4, 8, 16, 32, 64)
+            )
+        total += rates[key] * len(block.devices)
+    return composer.batch_size / total if total else float("inf")
+
+
+def with_lanes(
+    yard: Yard, pipelines: Sequence[Pipeline]
+) -> Iterator[tuple[Pipeline, ...]]:
+    """The pipelines with neighbours joined as lanes; and as they are, if few."""
+    most = max((len(m.block.devices) for p in pipelines for m in p), default=1)
+    together = tuple(joined(yard, pipelines, most))
+    yield together
+    if len(together) < len(pipelines) <= MOST_SINGLES:
+        yield tuple(pipelines)
+
+
+def stage_counts(chain: Chain, most: int) -> list[int]:
+    """Numbers of stages worth trying: beyond 8, only where stages get shorter."""
+    num_layers = len(chain.layers)
+    shorter = {-(-num_layers // n): n for n in range(num_layers, 0, -1)}
+    return sorted(
+        n for n in {*range(1, 9), *shorter.values()} if n <= min(most, num_layers)
+    )
+
+
+def replica_counts(batch_size: int, most: int) -> list[int]:
+    """All there is room for, and the most that divide the batch or are a power of 2."""
+    most = min(most, batch_size)
+    if most < 1:
+        return []
+    divisor = next(n for n in range(most, 0, -1) if batch_size % n == 0)
+    return sorted({most, divisor, 2 ** (most.bit_length() - 1)}, reverse=True)
+
+
+def grids(
+    composer: Composer, pool: Sequence[Block], order: Sequence[Block]
+) -> Iterator[tuple[Pipeline, ...]]:
+    """Every even 3D grid on blocks in an order, ranks laid out both ways.
+
+    Stages outermost put the replicas of a stage side by side, replicas outermost the
+    stages of a replica.
+    """
+    del pool
+    yard, seen = composer.yard, set[tuple[Pipeline, ...]]()
+    for tensor in yard.degrees:
+        meshes: list[Mesh] = [m for block in order for m in yard.meshes(block, tensor)]
+        for stages in stage_counts(composer.chain, len(meshes)):
+            for replicas in replica_counts(composer.batch_size, len(meshes) // stages):
+                by_stage = tuple(
+                    tuple(meshes[r + s * replicas] for s in range(stages))
+                    for r in range(replicas)
+                )
+                by_replica = tuple(
+                    tuple(meshes[r * stages : (r + 1) * stages])
+                    for r in range(replicas)
+                )
+                for pipelines in (by_stage, by_replica):
+                    if pipelines not in seen:
+                        seen.add(pipelines)
+                        yield from with_lanes(yard, pipelines)
