@@ -30,7 +30,13 @@ def run_simulation(arguments: argparse.Namespace) -> int:
     chain = trace_chain(experiment)
     plan = find_plan(session, chain, arguments.plan, print)
     options = plan_options(experiment)
-    costs = PlanCosts(plan, chain, session.cluster, options.moments)
+    costs = PlanCosts(
+        plan,
+        chain,
+        session.cluster,
+        options.moments,
+        whole_leaves=options.whole_leaves,
+    )
     rules = StepRules(
         clip=experiment.clip_norm is not None,
         skip_nonfinite=experiment.skip_nonfinite,

@@ -1,24 +1,24 @@
 """Seconds of each instruction of a Program: what settles its order, and the simulator.
 
-plan, chain, cluster -> PlanCosts -> duration_s(instruction)
+plan, chain, cluster -> PlanCosts -> duration_s(instruction), border(...), exchange(...)
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.compute import (
-    LayerTime,
-    MeshShape,
-    border_bytes_in,
-    layer_times,
-)
-from hexijax.costs.links import slowest_link, transfer_s
+from hexijax.costs.borders import Border, border
+from hexijax.costs.compute import LayerTime, MeshShape, layer_times
+from hexijax.costs.exchange import Exchange, Site
+from hexijax.costs.links import slowest_link
 from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES
 from hexijax.costs.rates import CALL_S
-from hexijax.layers.chain import ITEM_BYTES, Chain
+from hexijax.costs.ways import Ways
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Stage
+from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
 from hexijax.program.program import (
     HOST,
@@ -29,6 +29,7 @@ from hexijax.program.program import (
     Instruction,
     Kind,
     Part,
+    Recv,
     Reduce,
     Send,
     Update,
@@ -48,39 +49,77 @@ def mesh_shape(cluster: Cluster, stage: Stage) -> MeshShape:
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Copies:
+    """Of a plan whose stages stand for several equal ones."""
+
+    groups: tuple[Group, ...]
+    """The whole plan's buckets."""
+
+    boxes: Mapping[str, Mapping[Place, Mapping[str, Box]]]
+    """By bucket, the boxes of the homes that stand for all."""
+
+    count: Mapping[Place, int]
+    """How many stages each stands for, itself included."""
+
+    twin: Mapping[Place, tuple[str, ...]]
+    """Devices of another of them, where there are several."""
+
+
 class PlanCosts:
     """Durations under one plan, each with nothing else running."""
 
     def __init__(
-        self, plan: Plan, chain: Chain, cluster: Cluster, moments: int = MOMENTS
+        self,
+        plan: Plan,
+        chain: Chain,
+        cluster: Cluster,
+        moments: int = MOMENTS,
+        *,
+        whole_leaves: bool = False,
+        copies: Copies | None = None,
     ) -> None:
+        """``copies``: the plan's stages stand for several each."""
         self._plan = plan
         self._chain = chain
         self._cluster = cluster
         self._moments = moments
-        self._sizes = {group.name: group.size for group in buckets(plan, chain)}
+        self._copies = copies
+        self._whole_leaves = whole_leaves
+        self._ways = Ways(cluster)
         self._stages = dict(plan.stages())
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
         self.segment_s = functools.cache(self._segment_s)
-        self.border_s = functools.cache(self._border_s)
-        self.border_bytes = functools.cache(self._border_bytes)
+        self.border = functools.cache(self._border)
+        self.exchange = functools.cache(self._exchange)
+        self._site = functools.cache(self._make_site)
+
+    @functools.cached_property
+    def groups(self) -> Mapping[str, Group]:
+        """The plan's buckets by name."""
+        made = self._copies.groups if self._copies else buckets(self._plan, self._chain)
+        return {group.name: group for group in made}
 
     def duration_s(self, instruction: Instruction) -> float:
-        """Seconds from start to end; a Recv ends with its Send."""
+        """Seconds from start to end, with nothing else on the ways."""
         match instruction:
             case Forward() | Backward():
                 return self._compute_s(instruction)
             case Send():
-                return self._send_s(instruction)
-            case Gather() | Reduce():
-                return self._sync_s(instruction)
-            case Update():
-                return self._update_s(instruction)
+                crossing = self.message(instruction)
+                return crossing.split_s + crossing.load.seconds
+            case Recv():
+                return self.message(instruction).merge_s
+            case Reduce(group=group):
+                exchange = self.exchange(group)
+                return max(exchange.leave(m).seconds for m in exchange.members)
+            case Gather(group=group, place=place):
+                return self.exchange(group).spread_in(place).seconds
+            case Update(group=group, home=home):
+                return self._update_s(group, home)
             case Agree():
-                devices = [self.devices(place) for place in instruction.members]
-                hops = itertools.pairwise(devices)
-                return max((self._move_s(a, b, 4) for a, b in hops), default=0.0)
+                return self._agree_s(instruction.members)
             case _:
                 return 0.0
 
@@ -93,6 +132,87 @@ class PlanCosts:
             for way in (True, False)
         )
 
+    def devices(self, place: Place) -> tuple[str, ...]:
+        """Of a stage, or the device a place names; none for the host."""
+        if place in self._stages:
+            return self._stages[place].devices
+        return () if place == HOST else (place,)
+
+    def copies(self, place: Place) -> int:
+        """How many stages of the whole plan one stands for."""
+        return self._copies.count.get(place, 1) if self._copies else 1
+
+    def twin(self, place: Place) -> tuple[str, ...]:
+        """Devices of another stage that one stands for, where it does."""
+        return self._copies.twin.get(place, ()) if self._copies else ()
+
+    def message(self, instruction: Send | Recv) -> Border:
+        """What a Send and its Recv cost."""
+        buffers = [*(r.buffer for r in instruction.reads), *instruction.writes]
+        moved = next(b for b in buffers if b.kind in (Kind.ACT, Kind.COT))
+        return self.border(
+            instruction.source,
+            instruction.target,
+            int(moved.subject[1:]),
+            moved.kind is Kind.COT,
+        )
+
+    def border_s(self, source: Place, target: Place, layer: int) -> float:
+        """One microbatch's activations across the border before a layer."""
+        crossing = self.border(source, target, layer, False)
+        return crossing.split_s + crossing.load.seconds + crossing.merge_s
+
+    def _border(
+        self, source: Place, target: Place, layer: int, cotangent: bool
+    ) -> Border:
+        stages = (self._stages[source], self._stages[target])
+        return border(
+            self._chain,
+            layer,
+            *stages,
+            self._replica(source).microbatch_size,
+            self._ways,
+            (self._memory_rate(stages[0]), self._memory_rate(stages[1])),
+            cotangent=cotangent,
+        )
+
+    def _exchange(self, name: str) -> Exchange:
+        """A bucket's sum and new parameters."""
+        group = self.groups[name]
+        if self._copies:
+            boxes = self._copies.boxes[name]
+        else:
+            boxes = state_boxes(
+                self._plan, self._chain, group, whole_leaves=self._whole_leaves
+            )
+        members = users(self._plan, group)
+        return Exchange(
+            group,
+            boxes,
+            members,
+            {place: self._site(place) for place in (*members, *boxes)},
+            self._ways,
+            whole_leaves=self._whole_leaves,
+        )
+
+    def _make_site(self, place: Place) -> Site:
+        devices = self.devices(place)
+        stage = self._stages.get(place, Stage(devices=devices, layers=(0, 0)))
+        return Site(
+            devices=devices,
+            lanes=stage.lanes,
+            tensor=stage.tensor,
+            item_bytes=ITEM_BYTES[stage.dtype],
+            memory_bytes_per_s=self._memory_rate(stage),
+            link=slowest_link(self._cluster, devices),
+            copies=self.copies(place),
+            twin=self.twin(place),
+        )
+
+    def _memory_rate(self, stage: Stage) -> float:
+        profile = self._cluster.device(stage.devices[0]).profile
+        return profile.memory_bytes_per_s
+
     def _segment_s(self, place: Place, segment: int, forward: bool) -> float:
         """One microbatch's forward or backward of a segment."""
         stage, times = self._stages[place], self.layer_times(place)
@@ -103,46 +223,6 @@ class PlanCosts:
             times[i].backward_s + times[i].recompute_s[stage.remat[i - stage.layers[0]]]
             for i in range(start, stop)
         )
-
-    def devices(self, place: Place) -> Sequence[str]:
-        """Of a stage, or the device a place names; none for the host."""
-        if place in self._stages:
-            return self._stages[place].devices
-        return () if place == HOST else (place,)
-
-    def _border_s(self, source: Place, target: Place, layer: int) -> float:
-        """One microbatch's activations across the border before a layer."""
-        num_bytes = self.border_bytes(source, layer)
-        return self._move_s(self.devices(source), self.devices(target), num_bytes)
-
-    def _border_bytes(self, source: Place, layer: int) -> int:
-        """Of one microbatch's activations at the border before a layer."""
-        size = self._replica(source).microbatch_size
-        return border_bytes_in(
-            self._chain,
-            self._chain.layers[layer - 1].border_bytes * size,
-            self._stages[source].dtype,
-        )
-
-    def lanes_s(self, place: Place, num_bytes: int) -> float:
-        """A sum over a stage's lanes of which each keeps its part, or the way back.
-
-        A ring: each lane sends all parts but its own.
-        """
-        if place not in self._stages or self._stages[place].lanes == 1:
-            return 0.0
-        stage = self._stages[place]
-        link = slowest_link(self._cluster, stage.devices)
-        assert link, f"{place} has several devices"
-        part = num_bytes // stage.tensor // stage.lanes
-        return CALL_S + (stage.lanes - 1) * link.transfer_s(part)
-
-    def add_s(self, home: Place, num_bytes: int, members: int) -> float:
-        """Adding ``members`` arrays of fp32 at a home: each is read, one is written."""
-        devices = self.devices(home)
-        profile = self._cluster.device(devices[0]).profile
-        moved = (members + 1) * num_bytes / len(devices)
-        return CALL_S + moved / profile.memory_bytes_per_s
 
     def _layer_times(self, place: Place) -> tuple[LayerTime, ...]:
         stage = self._stages[place]
@@ -163,42 +243,17 @@ class PlanCosts:
         half = isinstance(instruction, Backward) and instruction.part is not Part.BOTH
         return one_s * (stop - first) * (0.5 if half else 1.0)
 
-    def _send_s(self, send: Send) -> float:
-        moved = [r.buffer for r in send.reads if r.buffer.kind in (Kind.ACT, Kind.COT)]
-        layers = [int(buffer.subject[1:]) for buffer in moved]
-        return sum(
-            (self.border_s(send.source, send.target, layer) for layer in layers), 0.0
-        )
+    def _update_s(self, group: str, home: Place) -> float:
+        """State, gradient and slice of the home's own boxes, once through memory."""
+        held = self.exchange(group).held.get(home, 0)
+        per_param = 2 * STATE_BYTES * (1 + self._moments) + GRAD_BYTES + STATE_BYTES
+        return CALL_S + held * per_param / self._site(home).memory_bytes_per_s
 
-    def _sync_s(self, instruction: Gather | Reduce) -> float:
-        """All bytes that leave one holder for another, over the slowest pair."""
-        size = self._sizes[instruction.group]
-        if isinstance(instruction, Gather):
-            pairs = [(home, instruction.place) for home in instruction.homes]
-            item = ITEM_BYTES[self._stages[instruction.place].dtype]
-        else:
-            pairs = [(m, h) for m in instruction.members for h in instruction.homes]
-            item = GRAD_BYTES
-        num_bytes = size * item // len(instruction.homes)
+    def _agree_s(self, members: Sequence[Place]) -> float:
+        """A few bytes from each to the next: the longest latency among them."""
+        ends = [self.devices(place)[0] for place in members if self.devices(place)]
+        hops = itertools.pairwise(ends)
         return max(
-            (
-                self._move_s(self.devices(source), self.devices(target), num_bytes)
-                for source, target in pairs
-            ),
+            (self._ways.hop(a, b).link.transfer_s(4) for a, b in hops if a != b),
             default=0.0,
         )
-
-    def _update_s(self, update: Update) -> float:
-        """State, gradient and slice, once through memory."""
-        devices = self.devices(update.home)
-        profile = self._cluster.device(devices[0]).profile
-        size = self._sizes[update.group] / len(devices)
-        per_param = 2 * STATE_BYTES * (1 + self._moments) + GRAD_BYTES + STATE_BYTES
-        return CALL_S + size * per_param / profile.memory_bytes_per_s
-
-    def _move_s(
-        self, sources: Sequence[str], targets: Sequence[str], num_bytes: int
-    ) -> float:
-        if not sources or not targets:
-            return 0.0
-        return transfer_s(self._cluster, sources, targets, num_bytes)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from hexijax.cluster import Cluster, LinkProfile
+from hexijax.cluster import Cluster, LinkProfile, Node
 
 
 def all_reduce_s(link: LinkProfile, members: int, num_bytes: int) -> float:
@@ -50,3 +50,11 @@ def transfer_s(
     one_node = cluster.device(source).node == cluster.device(target).node
     ways = min(len(sources), len(targets)) if one_node else 1
     return link.transfer_s(num_bytes // ways)
+
+
+def way_bytes_per_s(node: Node, link: LinkProfile) -> float:
+    """What a node's way carries of all its devices' copies together.
+
+    Its network card's rate; without one, the rate of the link it leaves by.
+    """
+    return node.nic.bytes_per_s if node.nic else link.bytes_per_s

@@ -130,6 +130,10 @@ class Layer:
     activation_bytes: Mapping[Remat, int]
     """Bytes kept from forward to backward under each remat policy, weights left out."""
 
+    border_whole_bytes: int = 0
+    """Of ``border_bytes``, integers and keys: they have no cotangent, and the same size
+    in every compute dtype."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:

@@ -29,6 +29,7 @@ class Figures:
     forward_bytes: float
     border_bytes: int
     activation_bytes: Mapping[Remat, int]
+    border_whole_bytes: int
 
 
 def layer_figures(model: "TracedModel", layer: int) -> Figures:
@@ -65,6 +66,7 @@ def _measure(
     backward = count.program_cost(plain.backward_program.jaxpr)
     is_last = layer + 1 == len(model.layering)
     border = () if is_last else model.layering.borders[layer + 1]
+    whole = [v for v in border if not jaxprs.is_float(v.aval)]
     entry = sum(jaxprs.num_bytes(v.aval) for v in model.layering.borders[layer])
 
     def kept_bytes(remat: Remat) -> int:
@@ -82,6 +84,7 @@ def _measure(
         forward_bytes=forward.num_bytes / samples,
         border_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in border), samples),
         activation_bytes={remat: kept_bytes(remat) for remat in Remat},
+        border_whole_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in whole), samples),
     )
 
 

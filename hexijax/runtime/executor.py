@@ -71,6 +71,7 @@ class Executor:
             place_segment: compiled.segment.groups
             for place_segment, compiled in parts.segments.items()
         }
+        self._together = _gathers_together(program)
         self.prologue = [self._action(i) for i in program.prologue]
         self.body = self._body(program)
         self.drain = [self._action(i) for i in program.drain]
@@ -432,22 +433,47 @@ class Executor:
         return action
 
     def _gather(self, instruction: Gather) -> Action:
-        group, place = self._parts.groups[instruction.group], instruction.place
+        """The first of a bucket's Gathers in a row does them all."""
+        together = self._together.get(id(instruction))
+        if together is None:
+            return _nothing
+        group = self._parts.groups[instruction.group]
+        places = [i.place for i in together]
         states = [
             (r.buffer.place, self._at(r.buffer), r.buffer.kind is Kind.STATE)
             for r in instruction.reads
             if r.buffer.kind is Kind.STATE or r.buffer.subject.startswith("slice ")
         ]
-        (target,) = (self._at(b) for b in instruction.writes)
+        targets = [self._at(b) for i in together for b in i.writes]
 
         def action(slots: Slots) -> None:
             slices = {
                 home: group.slices(home, slots[slot]) if is_state else slots[slot]
                 for home, slot, is_state in states
             }
-            slots[target] = group.gather(place, slices)
+            params = group.gather(places, slices)
+            for target, arrays in zip(targets, params, strict=True):
+                slots[target] = arrays
 
         return action
+
+
+def _gathers_together(program: Program) -> dict[int, list[Gather]]:
+    """By the id of the first, Gathers of one bucket that follow each other."""
+    found: dict[int, list[Gather]] = {}
+    last: list[Gather] = []
+    for i in program:
+        if not isinstance(i, Gather):
+            last = []
+        elif last and last[0].group == i.group and _homes(last[0]) == _homes(i):
+            last.append(i)
+        else:
+            last = found[id(i)] = [i]
+    return found
+
+
+def _homes(gather: Gather) -> list[Buffer]:
+    return [read.buffer for read in gather.reads]
 
 
 def _nothing(slots: Slots) -> None:

@@ -334,12 +334,30 @@ class GroupRuntime:
         )
         return f(state["master"])
 
-    def gather(self, place: Place, slices: Mapping[Place, Arrays]) -> Arrays:
-        """The group's parameters as ``place`` computes with them."""
+    def gather(
+        self, places: Sequence[Place], slices: Mapping[Place, Arrays]
+    ) -> list[Arrays]:
+        """The group's parameters as each of ``places`` computes with them.
+
+        All copies leave before any place joins its pieces: a copy waits for the
+        programs dispatched before it on its source, and a join waits for copies.
+        """
+        moved = [self._to(place, slices) for place in places]
+        return [
+            self._spread(place)(slices[place])
+            if pieces is None
+            else self._join(place)(pieces)
+            for place, pieces in zip(places, moved, strict=True)
+        ]
+
+    def _to(
+        self, place: Place, slices: Mapping[Place, Arrays]
+    ) -> tuple[list[jax.Array], ...] | None:
+        """Every leaf's pieces on their way to a place; None: they are at home there."""
+        if self.homes == (place,):
+            return None
         leaves = self.group.leaves
         whole = {leaf.id: tuple((0, d) for d in leaf.shape) for leaf in leaves}
-        if self.homes == (place,):
-            return self._spread(place)(slices[place])
         flat: list[jax.Array] = []
         targets: list[NamedSharding] = []
         order: list[tuple[str, Box]] = []
@@ -353,11 +371,10 @@ class GroupRuntime:
                 )
                 order.append((leaf.id, box))
         moved = dict(zip(order, move(flat, targets), strict=True))
-        parts = tuple(
+        return tuple(
             [moved[key] for key in sorted(moved) if key[0] == leaf.id]
             for leaf in leaves
         )
-        return self._join(place)(parts)
 
     @memo
     def _spread(self, place: Place) -> Callable[..., Any]:

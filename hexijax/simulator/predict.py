@@ -23,6 +23,7 @@ def predict(
     moments: int = MOMENTS,
     whole_leaves: bool = False,
     rules: StepRules | None = None,
+    events: bool = True,
 ) -> Timeline:
     """The steady state of a plan's training step.
 
@@ -33,8 +34,9 @@ def predict(
       moments: fp32 arrays of the optimizer for each parameter.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
       rules: what an update must know about all gradients; None: nothing.
+      events: keep every use of a queue, for pictures; a search does without.
     """
-    costs = PlanCosts(plan, chain, cluster, moments)
+    costs = PlanCosts(plan, chain, cluster, moments, whole_leaves=whole_leaves)
     program = lower(
         plan,
         chain,
@@ -43,4 +45,4 @@ def predict(
         whole_leaves=whole_leaves,
         checked=False,
     )
-    return simulate(program, plan, chain, cluster, costs=costs)
+    return simulate(program, plan, chain, cluster, costs=costs, events=events)

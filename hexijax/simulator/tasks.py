@@ -1,44 +1,37 @@
 """A Program's body as tasks over queues: what is played, instruction by instruction.
 
-    Program, Plan, Chain, Cluster -> tasks -> (Task, ...) in the order of dispatch
+    Program, PlanCosts -> tasks -> (Task, ...) in the order of dispatch
 
-A queue does one thing at a time, in the order of dispatch, as the runtime's streams do:
-one for each device's programs, one for each direction of a device's or a node's link,
-one for each island's host. All devices of a node share its way out and its way in. A
-program that waits for a message holds up what is dispatched behind it on its devices; a
-copy waits for the programs dispatched before it on its source.
+A queue serves in the order of dispatch, as the runtime's streams do: one for each
+device's programs, one for each way out of and into a device or a node (``costs.ways``),
+one for each island's host. A program keeps its devices until it ends, and one that
+waits for a message holds up what is dispatched behind it. A copy waits for the programs
+dispatched before it on its source, and keeps a way only while its bytes need it.
+
+Sums and new parameters are one task a member and one a home, whatever the number of
+copies: those that leave hold the ways out, those that arrive the ways in, from when the
+last of their senders has begun, and end no sooner than any of these.
+
+What needs no work is no task: a Recv whose arrays are ready as they come, a move to the
+same devices, a Free, a Load (it runs ahead). A stage that stands for several counts
+each of its host's calls as often as they share that host.
 """
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hexijax.cluster import Cluster
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.links import transfer_s
-from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S
+from hexijax.costs.ways import NO_LOAD, Load
 from hexijax.errors import UserError
-from hexijax.layers.chain import ITEM_BYTES, Chain
-from hexijax.plan.plan import Place, Plan
-from hexijax.program.buckets import buckets
+from hexijax.plan.plan import Place
+from hexijax.program import program as ops
 from hexijax.program.fuse import fused_segments
-from hexijax.program.program import (
-    Agree,
-    Backward,
-    Buffer,
-    Forward,
-    Free,
-    Gather,
-    Instruction,
-    Load,
-    Program,
-    Recv,
-    Reduce,
-    Send,
-    Update,
-)
+from hexijax.program.program import Buffer, Instruction, Kind, Program
 
 
 class What(enum.StrEnum):
@@ -53,7 +46,10 @@ class What(enum.StrEnum):
     SYNC = "sync"
     """Gradients to their homes, new parameters to their users, the norm."""
     UPDATE = "update"
-    LOAD = "load"
+
+
+Hosts = tuple[tuple[str, int], ...]
+"""Islands whose host dispatches a call, and how many such calls it makes."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,325 +59,343 @@ class Task:
     what: What
     instruction: Instruction
     """The one it belongs to; a Reduce or a Gather has several tasks."""
-    queues: tuple[str, ...]
-    """Held from start to end."""
-    behind: tuple[str, ...]
-    """Waited for, not held."""
-    after: tuple[int, ...]
-    """Tasks of the same step that end before this starts."""
-    before: tuple[int, ...]
-    """Tasks of the step before, the same."""
     seconds: float
-    num_bytes: int
-    """That cross each of its link queues."""
-    hosts: tuple[str, ...]
-    """Islands whose host dispatches it, one call each."""
+    devices: tuple[str, ...]
+    """Kept from start to end."""
+    load: Load
+    """Ways, kept from the start for as long as its bytes need each."""
+    after: Sequence[int]
+    """Tasks of the same step that end before this starts."""
+    hosts: Hosts
+    behind: tuple[str, ...] = ()
+    """Devices waited for, not kept."""
+    along: Sequence[int] = ()
+    """Tasks that have begun when this starts, and ended when it ends."""
+    before: Sequence[int] = ()
+    """Tasks of the step before that end before this starts."""
 
 
-def tasks(
-    program: Program, plan: Plan, chain: Chain, cluster: Cluster, costs: PlanCosts
-) -> tuple[Task, ...]:
+def tasks(program: Program, costs: PlanCosts, cluster: Cluster) -> list[Task]:
     """The body's tasks."""
-    writer = _Writer(program, plan, chain, cluster, costs)
+    writer = _Writer(program, costs, cluster)
     for instruction in program.body:
-        writer.add(instruction)
+        make = writer.makers.get(type(instruction))
+        if make is None:
+            raise UserError(
+                f"{type(instruction).__name__} is not simulated by this version: "
+                "the plan asks for host offload. Keep parameters, state and "
+                "activations on the device."
+            )
+        make(instruction)
     return writer.finished()
 
 
 class _Writer:
     """Turns instructions into tasks and remembers which task made which buffer."""
 
-    def __init__(
-        self,
-        program: Program,
-        plan: Plan,
-        chain: Chain,
-        cluster: Cluster,
-        costs: PlanCosts,
-    ) -> None:
-        self._cluster, self._costs = cluster, costs
-        self._stages = dict(plan.stages())
-        self._sizes = {group.name: group.size for group in buckets(plan, chain)}
+    def __init__(self, program: Program, costs: PlanCosts, cluster: Cluster) -> None:
+        self._costs, self._cluster = costs, cluster
         self._fused = fused_segments(program)
         self._pairs = {
             (i.place, i.segment, i.microbatches): i
             for i in program.body
-            if isinstance(i, Backward) and (i.place, i.segment) in self._fused
+            if isinstance(i, ops.Backward) and (i.place, i.segment) in self._fused
         }
-        self._made: dict[Buffer, int] = {}
         self._tasks: list[Task] = []
-        self._carried: list[list[Buffer]] = []
-        self._islands = functools.cache(self._find_islands)
-        self._route = functools.cache(self._find_route)
+        self._made: dict[Buffer, int] = {}
+        self._carried: list[tuple[int, Buffer]] = []
+        self._has: set[Buffer] = set()
+        self._leaving: dict[str, dict[Place, int]] = {}
+        self._runs: dict[object, tuple[float, tuple[str, ...], Hosts]] = {}
+        self._hosts = functools.cache(self._find_hosts)
+        self.makers: dict[type[Instruction], Callable[[Any], None]] = {
+            ops.Load: self._nothing,
+            ops.Free: self._nothing,
+            ops.Forward: self._forward,
+            ops.Backward: self._backward,
+            ops.Send: self._send,
+            ops.Recv: self._recv,
+            ops.Reduce: self._reduce,
+            ops.Gather: self._gather,
+            ops.Agree: self._agree,
+            ops.Update: self._update,
+        }
 
-    def finished(self) -> tuple[Task, ...]:
+    def finished(self) -> list[Task]:
         """All tasks; what a step reads of the one before is known now."""
-        made = {
-            Buffer(b.kind, b.place, b.subject, b.microbatch, 0, b.memory): task
+        next_step = {
+            (b.kind, b.place, b.subject): task
             for b, task in self._made.items()
             if b.step == 1
         }
-        for task, buffers in zip(self._tasks, self._carried, strict=True):
-            if buffers:
-                task.before = tuple(made[b] for b in buffers if b in made)
-        return tuple(self._tasks)
+        before: dict[int, list[int]] = {}
+        for task, buffer in self._carried:
+            maker = next_step.get((buffer.kind, buffer.place, buffer.subject))
+            if maker is not None:
+                before.setdefault(task, []).append(maker)
+        for task, makers in before.items():
+            self._tasks[task].before = makers
+        return self._tasks
 
-    def add(self, instruction: Instruction) -> None:
-        """The tasks of one instruction."""
-        match instruction:
-            case Load():
-                self._settle(instruction, self._task(instruction, What.LOAD, ()))
-            case Forward():
-                self._forward(instruction)
-            case Backward():
-                self._backward(instruction)
-            case Send():
-                self._send(instruction)
-            case Recv():
-                devices = self._costs.devices(instruction.target)
-                self._settle(
-                    instruction, self._program(instruction, What.MOVE, devices)
-                )
-            case Reduce():
-                self._reduce(instruction)
-            case Gather():
-                self._gather(instruction)
-            case Agree():
-                self._agree(instruction)
-            case Update():
-                devices = self._costs.devices(instruction.home)
-                seconds = self._costs.duration_s(instruction)
-                self._settle(
-                    instruction,
-                    self._program(instruction, What.UPDATE, devices, seconds),
-                )
-            case Free():
-                pass
-            case _:
-                raise UserError(
-                    f"{type(instruction).__name__} is not simulated by this version: "
-                    "the plan asks for host offload. Keep parameters, state and "
-                    "activations on the device."
-                )
+    # Compute
 
-    # Makers of tasks.
+    def _run(
+        self, i: ops.Forward | ops.Backward
+    ) -> tuple[float, tuple[str, ...], Hosts]:
+        """What a segment's every run has: seconds, devices, hosts."""
+        first, stop = i.microbatches
+        part = i.part if isinstance(i, ops.Backward) else None
+        key = (i.place, i.segment, stop - first, part)
+        run = self._runs.get(key)
+        if run is None:
+            devices = self._costs.devices(i.place)
+            seconds = self._costs.duration_s(i)
+            run = self._runs[key] = seconds, devices, self._hosts(i.place)
+        return run
 
-    def _task(
-        self,
-        instruction: Instruction,
-        what: What,
-        queues: Sequence[str],
-        seconds: float = 0.0,
-        *,
-        after: Sequence[int] | None = None,
-        behind: Sequence[str] = (),
-        num_bytes: int = 0,
-        hosts: Sequence[str] = (),
-    ) -> int:
-        """A new task; by default after all that made what the instruction reads."""
-        carried: list[Buffer] = []
-        if after is None:
-            after = []
-            for read in instruction.reads:
-                maker = self._made.get(read.buffer)
+    def _forward(self, i: ops.Forward) -> None:
+        seconds, devices, hosts = self._run(i)
+        what, after = What.FORWARD, self._inputs(i)
+        pair = self._pairs.get((i.place, i.segment, i.microbatches))
+        if pair is not None:  # one program does both, and needs what both read
+            what = What.BOTH
+            seconds += self._run(pair)[0] - CALL_S
+            after += self._inputs(pair)
+            for buffer in pair.writes:
+                self._made[buffer] = len(self._tasks)
+        for buffer in i.writes:
+            self._made[buffer] = len(self._tasks)
+        self._tasks.append(Task(what, i, seconds, devices, NO_LOAD, after, hosts))
+
+    def _backward(self, i: ops.Backward) -> None:
+        if (i.place, i.segment) in self._fused:
+            return
+        seconds, devices, hosts = self._run(i)
+        after = self._inputs(i)
+        for buffer in i.writes:
+            self._made[buffer] = len(self._tasks)
+        self._tasks.append(
+            Task(What.BACKWARD, i, seconds, devices, NO_LOAD, after, hosts)
+        )
+
+    def _inputs(self, i: ops.Forward | ops.Backward) -> list[int]:
+        """Tasks that a run waits for; its own devices' order sees to all others.
+
+        Parameters are waited for by the first that reads them.
+        """
+        after: list[int] = []
+        for read in i.reads:
+            buffer = read.buffer
+            kind = buffer.kind
+            if kind is Kind.ACT or kind is Kind.COT:
+                maker = self._made.get(buffer)
                 if maker is not None:
                     after.append(maker)
-                else:
-                    carried.append(read.buffer)
-        self._tasks.append(
-            Task(
-                what=what,
-                instruction=instruction,
-                queues=tuple(queues),
-                behind=tuple(behind),
-                after=tuple(after),
-                before=(),
-                seconds=seconds,
-                num_bytes=num_bytes,
-                hosts=tuple(hosts),
-            )
-        )
-        self._carried.append(carried)
-        return len(self._tasks) - 1
+            elif kind is Kind.PARAM and buffer not in self._has:
+                self._has.add(buffer)
+                self._carried.append((len(self._tasks), buffer))
+        return after
 
-    def _program(
-        self,
-        instruction: Instruction,
-        what: What,
-        devices: Sequence[str],
-        seconds: float = 0.0,
-        after: Sequence[int] | None = None,
-    ) -> int:
-        """A program call on some devices."""
-        return self._task(
-            instruction,
-            what,
-            devices,
-            seconds,
-            after=after,
-            hosts=self._islands(devices),
-        )
+    # Borders
 
-    def _copy(
-        self,
-        instruction: Instruction,
-        what: What,
-        source: Place,
-        target: Place,
-        num_bytes: int,
-        seconds: float | None = None,
-        after: Sequence[int] | None = None,
-    ) -> int:
-        """A move between two places, behind the source's programs."""
-        sources, targets = self._costs.devices(source), self._costs.devices(target)
-        if seconds is None:
-            seconds = transfer_s(self._cluster, sources, targets, num_bytes)
-        queues, ways = self._route(source, target) if seconds else ((), 1)
-        return self._task(
-            instruction,
-            what,
-            queues,
-            seconds,
-            after=after,
-            behind=sources,
-            num_bytes=num_bytes // ways if queues else 0,
-            hosts=self._islands(sources),
-        )
-
-    def _settle(self, instruction: Instruction, task: int) -> None:
-        """All that the instruction writes is made by one task."""
-        for buffer in instruction.writes:
-            self._made[buffer] = task
-
-    # One a kind of instruction.
-
-    def _forward(self, i: Forward) -> None:
-        seconds = self._costs.duration_s(i)
-        pair = self._pairs.get((i.place, i.segment, i.microbatches))
-        after = None
-        if pair is not None:  # one program does both, and needs what both read
-            seconds += self._costs.duration_s(pair) - CALL_S
-            read = [r.buffer for r in (*i.reads, *pair.reads)]
-            after = [self._made[b] for b in read if b in self._made]
-        devices = self._costs.devices(i.place)
-        what = What.FORWARD if pair is None else What.BOTH
-        task = self._program(i, what, devices, seconds, after)
-        if pair is not None:
-            self._carried[task] = [
-                r.buffer for r in i.reads if r.buffer not in self._made
-            ]
-            self._settle(pair, task)
-        self._settle(i, task)
-
-    def _backward(self, i: Backward) -> None:
-        if (i.place, i.segment) not in self._fused:
-            devices, seconds = self._costs.devices(i.place), self._costs.duration_s(i)
-            self._settle(i, self._program(i, What.BACKWARD, devices, seconds))
-
-    def _send(self, i: Send) -> None:
-        num_bytes = sum(
-            self._costs.border_bytes(i.source, int(read.buffer.subject[1:]))
-            for read in i.reads
-        )
-        seconds = self._costs.duration_s(i)
-        self._settle(
-            i, self._copy(i, What.MOVE, i.source, i.target, num_bytes, seconds)
-        )
-
-    def _reduce(self, i: Reduce) -> None:
-        size, num_homes = self._sizes[i.group], len(i.homes)
-        num_bytes = size * GRAD_BYTES // num_homes
-        arrived: dict[Place, list[int]] = {home: [] for home in i.homes}
-        for member, read in zip(i.members, i.reads, strict=True):
-            made = [self._made[read.buffer]]
-            seconds = self._costs.lanes_s(member, size * GRAD_BYTES)
-            devices = self._costs.devices(member)
-            summed = self._program(i, What.SYNC, devices, seconds, made)
-            for home in i.homes:
-                if home == member:
-                    arrived[home].append(summed)
-                else:
-                    arrived[home].append(
-                        self._copy(
-                            i, What.SYNC, member, home, num_bytes, after=[summed]
-                        )
+    def _send(self, i: ops.Send) -> None:
+        crossing = self._costs.message(i)
+        after = [self._made[read.buffer] for read in i.reads]
+        sources = self._costs.devices(i.source)
+        if crossing.split_s:
+            seconds = crossing.split_s
+            after = [self._program(i, What.MOVE, i.source, seconds, after)]
+        if crossing.load.ways:
+            after = [
+                self._add(
+                    Task(
+                        What.MOVE,
+                        i,
+                        crossing.load.seconds,
+                        (),
+                        crossing.load,
+                        after,
+                        self._hosts(i.source),
+                        sources,
                     )
+                )
+            ]
+        for buffer in i.writes:
+            self._made[buffer] = after[-1]
+
+    def _recv(self, i: ops.Recv) -> None:
+        made = self._made[i.reads[0].buffer]
+        seconds = self._costs.message(i).merge_s
+        if seconds:
+            made = self._program(i, What.MOVE, i.target, seconds, [made])
+        for buffer in i.writes:
+            self._made[buffer] = made
+
+    # Sums and new parameters
+
+    def _reduce(self, i: ops.Reduce) -> None:
+        exchange = self._costs.exchange(i.group)
+        summed: dict[Place, int] = {}
+        left: dict[Place, int] = {}
+        for member, read in zip(i.members, i.reads, strict=True):
+            partial = exchange.partial(member)
+            made = [self._made[read.buffer]]
+            summed[member] = self._program(
+                i, What.SYNC, member, partial.seconds, made, partial.ways
+            )
+            left[member] = self._leave(
+                i, member, exchange.leave(member), [summed[member]]
+            )
         for home in i.homes:
-            task = arrived[home][0]
-            if len(i.members) > 1 or i.members != i.homes:
-                devices = self._costs.devices(home)
-                seconds = self._costs.add_s(home, num_bytes, len(i.members))
-                task = self._program(i, What.SYNC, devices, seconds, arrived[home])
+            task = summed.get(home, -1)
+            if not exchange.alone:
+                own = [summed[home]] if home in summed else []
+                along = self._senders(left, home)
+                task = self._arrive(i, exchange.arrive(home), along)
+                arrived = [task] if task >= 0 else [*summed.values()]
+                seconds = exchange.add_s(home)
+                task = self._program(i, What.SYNC, home, seconds, [*own, *arrived])
             for buffer in i.writes:
                 if buffer.place == home:
                     self._made[buffer] = task
 
-    def _gather(self, i: Gather) -> None:
-        item = ITEM_BYTES[self._stages[i.place].dtype]
-        num_bytes = self._sizes[i.group] * item // len(i.homes)
-        arrived: list[int] = []
-        for home in i.homes:
-            made = [
-                self._made[r.buffer]
-                for r in i.reads
-                if r.buffer.place == home and r.buffer in self._made
-            ]
-            arrived += made
-            if home != i.place:
-                arrived.append(
-                    self._copy(i, What.SYNC, home, i.place, num_bytes, after=made)
-                )
-        devices = self._costs.devices(i.place)
-        seconds = 0.0
-        if i.place in i.homes:
-            seconds = self._costs.lanes_s(i.place, num_bytes)
-        self._settle(i, self._program(i, What.SYNC, devices, seconds, arrived))
-
-    def _agree(self, i: Agree) -> None:
-        if i.name != "norm" or len(i.members) < 2:  # the host looks when it likes
-            self._settle(i, self._task(i, What.SYNC, ()))
-            return
+    def _update(self, i: ops.Update) -> None:
+        after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
         seconds = self._costs.duration_s(i)
-        task = self._task(i, What.SYNC, (), seconds)
+        task = self._program(i, What.UPDATE, i.home, seconds, after)
+        for buffer in i.writes:
+            self._made[buffer] = task
+
+    def _gather(self, i: ops.Gather) -> None:
+        exchange = self._costs.exchange(i.group)
+        made = {r.buffer.place: self._made[r.buffer] for r in i.reads}
+        left = self._leaving.get(i.group)
+        if left is None:  # the first of the bucket's users: all copies go out now
+            left = self._leaving[i.group] = {
+                home: self._leave(i, home, exchange.spread_out(home), [made[home]], ())
+                for home in i.homes
+            }
+        along = self._senders(left, i.place)
+        hosts = self._hosts(i.place)
+        arrived = self._arrive(i, exchange.spread_in(i.place), along, hosts)
+        after = [arrived] if arrived >= 0 else [*made.values()]
+        if i.place in made:
+            after.append(made[i.place])
+        join = exchange.join(i.place)
+        if join is None:
+            task = after[0]
+        else:
+            task = self._program(i, What.SYNC, i.place, join.seconds, after, join.ways)
+        for buffer in i.writes:
+            self._made[buffer] = task
+
+    def _leave(
+        self,
+        i: Instruction,
+        place: Place,
+        load: Load,
+        after: Sequence[int],
+        hosts: Hosts | None = None,
+    ) -> int:
+        """Copies out of a place; -1: there are none."""
+        if not load.ways:
+            return -1
+        hosts = self._hosts(place) if hosts is None else hosts
+        behind = self._costs.devices(place)
+        return self._add(
+            Task(What.SYNC, i, load.seconds, (), load, after, hosts, behind)
+        )
+
+    def _senders(self, left: Mapping[Place, int], place: Place) -> list[int]:
+        """Tasks of those that send to a place: all but itself, and its own copies."""
+        copies = self._costs.copies
+        return [
+            task
+            for sender, task in left.items()
+            if task >= 0 and (sender != place or copies(sender) > 1)
+        ]
+
+    def _arrive(
+        self,
+        i: Instruction,
+        load: Load,
+        along: Sequence[int],
+        hosts: Hosts = (),
+    ) -> int:
+        """Copies into a place; -1: there are none."""
+        if not load.ways:
+            return -1
+        return self._add(
+            Task(What.SYNC, i, load.seconds, (), load, (), hosts, (), along)
+        )
+
+    def _agree(self, i: ops.Agree) -> None:
+        if i.name != "norm" or len(i.members) < 2:  # the host looks when it likes
+            return
+        after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
+        seconds = self._costs.duration_s(i)
+        task = self._add(Task(What.SYNC, i, seconds, (), NO_LOAD, after, ()))
         for buffer in i.writes:
             devices = self._costs.devices(buffer.place)
             self._made[buffer] = (
-                self._program(i, What.SYNC, devices, after=[task]) if devices else task
+                self._program(i, What.SYNC, buffer.place, 0.0, [task])
+                if devices
+                else task
             )
 
-    def _find_route(self, source: Place, target: Place) -> tuple[tuple[str, ...], int]:
-        """Link queues between two places, and in how many pieces an array goes."""
-        sources, targets = self._costs.devices(source), self._costs.devices(target)
-        if self._node(sources) != self._node(targets):
-            return (f"{self._node(sources)} out", f"{self._node(targets)} in"), 1
-        ways = min(len(sources), len(targets))
-        out = (f"{device} out" for device in sources[:ways])
-        into = (f"{device} in" for device in targets[:ways])
-        return (*out, *into), ways
+    # Parts
 
-    def _find_islands(self, devices: Sequence[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self._cluster.device(d).island for d in devices))
+    def _add(self, task: Task) -> int:
+        self._tasks.append(task)
+        return len(self._tasks) - 1
 
-    def _node(self, devices: Sequence[str]) -> str:
-        return self._cluster.device(devices[0]).node
+    def _program(
+        self,
+        i: Instruction,
+        what: What,
+        place: Place,
+        seconds: float,
+        after: Sequence[int],
+        load: Load = NO_LOAD,
+    ) -> int:
+        """A program call on a place's devices."""
+        devices = self._costs.devices(place)
+        return self._add(
+            Task(what, i, seconds, devices, load, after, self._hosts(place))
+        )
+
+    def _nothing(self, i: Instruction) -> None:
+        """No task."""
+
+    def _find_hosts(self, place: Place) -> Hosts:
+        devices = self._costs.devices(place)
+        islands = dict.fromkeys(self._cluster.device(d).island for d in devices)
+        twin = {self._cluster.device(d).island for d in self._costs.twin(place)}
+        return tuple(
+            (island, self._costs.copies(place) if island in twin else 1)
+            for island in islands
+        )
 
 
 def name(instruction: Instruction) -> str:
     """An instruction as a person reads it on a timeline."""
     kind = type(instruction).__name__
     match instruction:
-        case Load(replica=replica, microbatch=microbatch):
-            return f"{kind} r{replica} #{microbatch}"
         case (
-            Forward(segment=g, microbatches=(m, _))
-            | Backward(segment=g, microbatches=(m, _))
+            ops.Forward(segment=g, microbatches=(m, _))
+            | ops.Backward(segment=g, microbatches=(m, _))
         ):
             return f"{kind} g{g} #{m}"
-        case Send(source=source, target=target) | Recv(source=source, target=target):
+        case (
+            ops.Send(source=source, target=target)
+            | ops.Recv(source=source, target=target)
+        ):
             return f"{kind} {source} > {target}"
-        case Reduce(group=group) | Gather(group=group) | Update(group=group):
+        case (
+            ops.Reduce(group=group) | ops.Gather(group=group) | ops.Update(group=group)
+        ):
             return f"{kind} {group}"
-        case Agree(name=name):
+        case ops.Agree(name=name):
             return f"{kind} {name}"
         case _:
             return kind

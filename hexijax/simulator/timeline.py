@@ -2,9 +2,10 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from hexijax.costs.ways import Load
 from hexijax.simulator.tasks import What
 
 
@@ -28,10 +29,22 @@ class Event(NamedTuple):
     end_s: float
     what: What
     name: str
-    queues: tuple[str, ...]
-    """Device names, and ``<device or node> out`` and ``in`` of links."""
-    num_bytes: int
-    """Over each of its links."""
+    devices: tuple[str, ...]
+    """Kept from start to end."""
+    load: Load
+    """Ways, ``<device or node> out`` and ``in``, each kept from the start for its own
+    time."""
+
+    @property
+    def queues(self) -> Iterator[tuple[str, float, float, int]]:
+        """Name, start, end and bytes of its use of each device and way."""
+        for device in self.devices:
+            yield device, self.start_s, self.end_s, 0
+        load = self.load
+        for way, hold_s, num_bytes in zip(
+            load.ways, load.holds_s, load.num_bytes, strict=True
+        ):
+            yield way, self.start_s, self.start_s + hold_s, num_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +55,8 @@ class Timeline:
     """From the end of one step to the end of the next."""
 
     events: tuple[Event, ...]
-    """By their order of dispatch; those that take no time are left out."""
+    """By their order of dispatch; those that take no time are left out. Empty where
+    they were not asked for."""
 
     busy_s: Mapping[str, Mapping[What, float]]
     """What each device computes, and for how long; ``sync`` are sums in programs."""
@@ -55,7 +69,7 @@ class Timeline:
     """
 
     link_bytes: Mapping[str, int]
-    """Bytes over each way out and way in."""
+    """Bytes over each way, ``<device or node> out`` and ``in``."""
 
     host_s: Mapping[str, float]
     """What each island's host needs to dispatch the step."""

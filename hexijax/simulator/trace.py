@@ -11,7 +11,7 @@ from hexijax.simulator.timeline import Timeline
 
 def write_trace(file: Path, timeline: Timeline) -> None:
     """Writes one track a device and one a direction of each link."""
-    queues = sorted({q for event in timeline.events for q in event.queues})
+    queues = sorted({q for event in timeline.events for q, *_ in event.queues})
     track = {queue: i for i, queue in enumerate(queues)}
     names: list[dict[str, Any]] = [
         {
@@ -28,13 +28,13 @@ def write_trace(file: Path, timeline: Timeline) -> None:
             "name": event.name,
             "cat": event.what,
             "ph": "X",
-            "ts": event.start_s * 1e6,
-            "dur": (event.end_s - event.start_s) * 1e6,
+            "ts": start_s * 1e6,
+            "dur": (end_s - start_s) * 1e6,
             "pid": 0,
             "tid": track[queue],
-            "args": {"bytes": event.num_bytes} if event.num_bytes else {},
+            "args": {"bytes": num_bytes} if num_bytes else {},
         }
         for event in timeline.events
-        for queue in event.queues
+        for queue, start_s, end_s, num_bytes in event.queues
     ]
     file.write_text(json.dumps({"traceEvents": names + spans}), encoding="utf-8")

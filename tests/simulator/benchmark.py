@@ -8,7 +8,7 @@ import time
 from hexijax.costs import PlanCosts
 from hexijax.program.lower import StepRules, lower
 from hexijax.simulator import simulate
-from hexijax.simulator.play import Steps
+from hexijax.simulator.steps import Steps
 from hexijax.simulator.tasks import tasks
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.simulator.test_simulator import cluster
@@ -26,7 +26,7 @@ def main() -> None:
         program = lower(plan, chain, rules=StepRules(), costs=costs, checked=False)
         count = len(program.body)
         start_s = time.process_time()
-        steps = Steps(tasks(program, plan, chain, machines, costs))
+        steps = Steps(tasks(program, costs, machines))
         made_s = time.process_time()
         for _ in range(10):
             steps.play()

@@ -1,0 +1,209 @@
+"""What one bucket's sum and its new parameters cost, part by part, as the runtime does.
+
+    gradients -> partial, leave -> arrive, add -> homes -> update
+    homes -> spread out, spread in, join -> users
+
+A member sums its gradient over its lanes and cuts it to the homes' boxes: one program,
+and one call that starts its copies. Every home adds what has come. New parameters leave
+each home for all users, and each user joins its pieces. Of a member's copies only the
+bytes by way are kept, and of a home's the same, so that a bucket is O(members + homes)
+tasks however many copies there are.
+
+A site may stand for several copies of itself (``copies``), which are elsewhere and do
+the same at the same time: its bytes count what it moves to and from those too.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from hexijax.cluster import LinkProfile
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, box_size, shard_size
+from hexijax.costs.rates import CALL_S
+from hexijax.costs.ways import NO_LOAD, Hops, Load, Ways, load, ring
+from hexijax.layers.chain import Group
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box, whole
+
+_Bytes = Callable[[Place, Place], int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Site:
+    """A stage's mesh or a single device, as sums and copies see it."""
+
+    devices: tuple[str, ...]
+    lanes: int = 1
+    tensor: int = 1
+    item_bytes: int = STATE_BYTES
+    """Of a parameter as it is computed with here."""
+    memory_bytes_per_s: float
+    link: LinkProfile | None = None
+    """The slowest inside; None: a single device."""
+    copies: int = 1
+    """How many sites of the plan this one stands for."""
+    twin: tuple[str, ...] = ()
+    """Devices of another of them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """A program's call on a site's devices."""
+
+    seconds: float
+    ways: Load = NO_LOAD
+    """Those between nodes that its lanes' sum holds."""
+
+
+class Exchange:
+    """Of one bucket; ``boxes`` are those of its state, by home."""
+
+    def __init__(
+        self,
+        group: Group,
+        boxes: Mapping[Place, Mapping[str, Box]],
+        members: Sequence[Place],
+        sites: Mapping[Place, Site],
+        ways: Ways,
+        *,
+        whole_leaves: bool = False,
+    ) -> None:
+        self.members, self.homes = tuple(members), tuple(boxes)
+        self._group, self._boxes, self._ways = group, boxes, ways
+        self._sites = {place: sites[place] for place in (*boxes, *members)}
+        self._leaves = {leaf.id: leaf for leaf in group.leaves}
+        items = {sites[member].item_bytes for member in members}
+        self._item = items.pop() if len(items) == 1 else STATE_BYTES
+        self._whole_leaves = whole_leaves
+        self.num_members = sum(sites[member].copies for member in members)
+        num_homes = sum(sites[home].copies for home in boxes)
+        self.alone = self.num_members == num_homes == 1 and self.homes == self.members
+        self.held = {home: self._held(home) for home in boxes}
+        self._piece = functools.cache(self._piece_size)
+        self._wholes = all(
+            box == whole(self._leaves[leaf])
+            for held in boxes.values()
+            for leaf, box in held.items()
+        )
+
+    # Sums
+
+    def partial(self, member: Place) -> Call:
+        """The sum over a member's lanes, cut to the boxes of all homes.
+
+        What is at home here is reduce-scattered; what is not, all-reduced: each lane
+        needs all of it, to send its part from where it lies.
+        """
+        site = self._sites[member]
+        shard = shard_size(self._group, site.tensor)
+        if site.lanes == 1:  # alone: squares for the norm; else a copy of each box
+            passes = 1 if self.alone else 2
+            moved = passes * shard * GRAD_BYTES
+            return Call(CALL_S + moved / site.memory_bytes_per_s)
+        own = min(self._dealt(member), shard)
+        return self._lanes(site, [own, shard - own, shard - own], GRAD_BYTES)
+
+    def leave(self, member: Place) -> Load:
+        """A member's copies to all homes but itself."""
+        return self._sent(member, self.homes, self._grad_bytes)
+
+    def arrive(self, home: Place) -> Load:
+        """All copies to a home."""
+        return self._got(home, self.members, self._grad_bytes)
+
+    def add_s(self, home: Place) -> float:
+        """Adding what has come: each array is read, one is written."""
+        moved = (self.num_members + 1) * self.held[home] * GRAD_BYTES
+        return CALL_S + moved / self._sites[home].memory_bytes_per_s
+
+    # New parameters
+
+    def spread_out(self, home: Place) -> Load:
+        """A home's copies to all users but itself."""
+        return self._sent(home, self.members, self._param_bytes)
+
+    def spread_in(self, user: Place) -> Load:
+        """All copies to a user."""
+        return self._got(user, self.homes, self._param_bytes)
+
+    def join(self, user: Place) -> Call | None:
+        """What makes parameters of the pieces; None: they are the parameters."""
+        site = self._sites[user]
+        own = self._dealt(user)
+        same = self._item == site.item_bytes
+        if same and not own and (self.alone or self._wholes):
+            return None
+        call = self._lanes(site, [own], self._item) if own else Call(CALL_S)
+        if self.alone:
+            return call
+        moved = 2 * shard_size(self._group, site.tensor) * site.item_bytes
+        seconds = call.seconds + moved / site.memory_bytes_per_s
+        return dataclasses.replace(call, seconds=seconds)
+
+    # Parts
+
+    def _held(self, home: Place) -> int:
+        """Elements at home on each device of a place."""
+        site = self._sites[home]
+        lanes = 1 if self._whole_leaves else site.lanes
+        return sum(
+            box_size(self._leaves[leaf], box, lanes=lanes, tensor=site.tensor)
+            for leaf, box in self._boxes[home].items()
+        )
+
+    def _dealt(self, place: Place) -> int:
+        """Elements at home here that the lanes of a place divide."""
+        lanes = 1 if self._whole_leaves else self._sites[place].lanes
+        return self.held.get(place, 0) * lanes if lanes > 1 else 0
+
+    def _piece_size(self, home: Place, tensor: int) -> int:
+        """Elements of a home's boxes on each device of a user."""
+        return sum(
+            box_size(self._leaves[leaf], box, lanes=1, tensor=tensor)
+            for leaf, box in self._boxes[home].items()
+        )
+
+    def _grad_bytes(self, member: Place, home: Place) -> int:
+        """Of each copy to a home."""
+        del member
+        return self.held[home] * GRAD_BYTES
+
+    def _param_bytes(self, home: Place, user: Place) -> int:
+        """Of each copy to a user."""
+        return self._piece(home, self._sites[user].tensor) * self._item
+
+    def _sent(self, place: Place, to: Sequence[Place], num_bytes: _Bytes) -> Load:
+        source, spread = self._sites[place], self._ways.spread
+        copies: list[tuple[Hops, float, int]] = []
+        for other in to:
+            target, each = self._sites[other], num_bytes(place, other)
+            if other != place:
+                copies.append((spread(source.devices, target.devices), each, 1))
+            if target.copies > 1:
+                hops = spread(source.devices, target.twin)
+                copies.append((hops, each, target.copies - 1))
+        return load(copies, into=False)
+
+    def _got(self, place: Place, of: Sequence[Place], num_bytes: _Bytes) -> Load:
+        target, spread = self._sites[place], self._ways.spread
+        copies: list[tuple[Hops, float, int]] = []
+        for other in of:
+            source, each = self._sites[other], num_bytes(other, place)
+            if other != place:
+                copies.append((spread(source.devices, target.devices), each, 1))
+            if source.copies > 1:
+                hops = spread(source.twin, target.devices)
+                copies.append((hops, each, source.copies - 1))
+        return load(copies, out=False)
+
+    def _lanes(self, site: Site, sizes: Sequence[int], item: int) -> Call:
+        """A ring over lanes: each sends all parts but its own, of every size."""
+        assert site.link, "several lanes are several devices"
+        lanes = site.lanes
+        seconds = CALL_S + (lanes - 1) * sum(
+            site.link.transfer_s(size * item // lanes) for size in sizes if size
+        )
+        hops = ring(self._ways, lanes, site.tensor, site.devices)
+        sent = (lanes - 1) / lanes * sum(sizes) * item
+        ways = load([(hops, sent, 1)])
+        return Call(max(seconds, CALL_S + max(ways.holds_s, default=0.0)), ways)

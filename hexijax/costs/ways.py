@@ -1,0 +1,156 @@
+"""Which ways copies take between devices, and how long they keep them from others.
+
+    devices, devices -> Ways.hops -> Hop, ... ; hops and bytes -> load -> Load
+
+A device has a way out and a way in to the devices of its node. A node has one of each
+to other nodes, which all its devices share. One copy takes the latency and its bytes at
+its link's rate; it keeps each of its two ways for its bytes at the rate that the way
+carries of all copies together. So latency keeps nobody waiting, and no way carries more
+than its rate allows. Copies that leave at once take as long as the slowest alone, or as
+the way among theirs that needs longest for all of them.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+
+from hexijax.cluster import Cluster, LinkProfile
+from hexijax.costs.links import way_bytes_per_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hop:
+    """From one device to another."""
+
+    out: str
+    """The way out: ``<device or node> out``."""
+    into: str
+    """The way in."""
+    link: LinkProfile
+    """What one copy alone gets."""
+    out_bytes_per_s: float
+    into_bytes_per_s: float
+    """What the ways carry of all copies."""
+    between_nodes: bool
+
+
+Hops = Sequence[tuple[Hop, int]]
+"""With how many copies take each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Load:
+    """Copies that leave at once, on the ways they take."""
+
+    seconds: float = 0.0
+    """Until the last is there, with nothing else on the ways."""
+    ways: tuple[str, ...] = ()
+    holds_s: tuple[float, ...] = ()
+    """For each way, how long it is kept from others."""
+    num_bytes: tuple[int, ...] = ()
+    """For each way."""
+
+
+NO_LOAD = Load()
+
+
+class Ways:
+    """Between the devices of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.hop = functools.cache(self._hop)
+        self.spread = functools.cache(self._spread)
+
+    def _hop(self, source: str, target: str) -> Hop:
+        """From a device to another."""
+        cluster = self._cluster
+        link = cluster.link(source, target)
+        a, b = cluster.device(source).node, cluster.device(target).node
+        if a == b:
+            rate = link.bytes_per_s
+            return Hop(f"{source} out", f"{target} in", link, rate, rate, False)
+        return Hop(
+            f"{a} out",
+            f"{b} in",
+            link,
+            way_bytes_per_s(cluster.node(a), link),
+            way_bytes_per_s(cluster.node(b), link),
+            True,
+        )
+
+    def _spread(self, sources: Sequence[str], targets: Sequence[str]) -> Hops:
+        """A copy to each target, readers spread over the sources.
+
+        A target that is a source has what it needs.
+        """
+        held = set(sources)
+        return self.counted(
+            (sources[i % len(sources)], target)
+            for i, target in enumerate(targets)
+            if target not in held
+        )
+
+    def counted(self, pairs: Iterable[tuple[str, str]]) -> Hops:
+        """Hops from device to device; between the same ways they are one."""
+        counts: dict[Hop, int] = {}
+        for source, target in pairs:
+            if source != target:
+                hop = self.hop(source, target)
+                counts[hop] = counts.get(hop, 0) + 1
+        return tuple(counts.items())
+
+
+def load(
+    copies: Iterable[tuple[Hops, float, int]], *, out: bool = True, into: bool = True
+) -> Load:
+    """Copies that leave at once.
+
+    Args:
+      copies: hops, the bytes of each copy, and how often all of these go.
+      out: count the ways out.
+      into: count the ways in.
+    """
+    held: dict[str, list[float]] = {}
+    alone_s = latency_s = 0.0
+
+    def keep(way: str, num_bytes: float, bytes_per_s: float) -> None:
+        kept = held.setdefault(way, [0.0, 0.0])
+        kept[0] += num_bytes
+        kept[1] += num_bytes / bytes_per_s
+
+    for hops, each, times in copies:
+        if not each or not times:
+            continue
+        for hop, count in hops:
+            alone_s = max(alone_s, hop.link.transfer_s(int(each)))
+            latency_s = max(latency_s, hop.link.latency_s)
+            num_bytes = each * count * times
+            if out:
+                keep(hop.out, num_bytes, hop.out_bytes_per_s)
+            if into:
+                keep(hop.into, num_bytes, hop.into_bytes_per_s)
+    if not held:
+        return NO_LOAD
+    longest_s = max(hold_s for _, hold_s in held.values())
+    return Load(
+        max(alone_s, latency_s + longest_s),
+        tuple(held),
+        tuple(hold_s for _, hold_s in held.values()),
+        tuple(round(num_bytes) for num_bytes, _ in held.values()),
+    )
+
+
+def ring(ways: Ways, lanes: int, tensor: int, devices: Sequence[str]) -> Hops:
+    """Hops between nodes of a ring over the lanes, for each tensor shard one ring.
+
+    Those inside a node run between the devices that the program holds anyway.
+    """
+    pairs = (
+        (devices[lane * tensor + t], devices[(lane + 1) % lanes * tensor + t])
+        for lane in range(lanes)
+        for t in range(tensor)
+    )
+    return tuple(
+        (hop, count) for hop, count in ways.counted(pairs) if hop.between_nodes
+    )

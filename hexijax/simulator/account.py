@@ -1,0 +1,110 @@
+"""What a played step says: what each device does, why it waits, what each way carries.
+
+Steps, step_s, devices -> account -> Timeline
+"""
+
+from collections.abc import Sequence
+
+from hexijax.simulator.steps import HOST, QUEUE, STEP_BEFORE, Steps
+from hexijax.simulator.tasks import What, name
+from hexijax.simulator.timeline import Cause, Event, Timeline
+
+
+def account(
+    steps: Steps, step_s: float, devices: Sequence[str], *, events: bool = True
+) -> Timeline:
+    """The last step played; a device's runs from the end of its last work before."""
+    queues = steps.queues
+    alike: dict[int, list[str]] = {}
+    for device in devices:
+        alike.setdefault(queues.of_device[device], []).append(device)
+    books = {queue: _Book(steps.free_before_s[queue]) for queue in alike}
+    moved: dict[str, int] = {}
+    for i, task in enumerate(steps.work):
+        for queue in {queues.of_device[device] for device in task.devices}:
+            books[queue].add(steps, i)
+        for way, num_bytes in zip(task.load.ways, task.load.num_bytes, strict=True):
+            moved[way] = moved.get(way, 0) + num_bytes
+    return Timeline(
+        step_s=step_s,
+        events=_events(steps) if events else (),
+        busy_s={d: books[queues.of_device[d]].busy_s for d in devices},
+        idle_s={d: books[queues.of_device[d]].idle_s for d in devices},
+        link_bytes=moved,
+        host_s=dict(steps.host_step_s),
+    )
+
+
+class _Book:
+    """One queue of devices."""
+
+    def __init__(self, free_s: float) -> None:
+        self._free_s = free_s
+        self.busy_s: dict[What, float] = {}
+        self.idle_s: dict[Cause, float] = {}
+
+    def add(self, steps: Steps, i: int) -> None:
+        """The next task."""
+        start_s, end_s = steps.starts[i], steps.ends[i]
+        free_s, what = self._free_s, steps.work[i].what
+        if start_s > free_s:
+            for cause, seconds in waits(steps, i, free_s):
+                self.idle_s[cause] = self.idle_s.get(cause, 0.0) + seconds
+        if end_s > free_s:
+            took_s = end_s - max(start_s, free_s)
+            self.busy_s[what] = self.busy_s.get(what, 0.0) + took_s
+            self._free_s = end_s
+
+
+def waits(steps: Steps, i: int, free_s: float) -> list[tuple[Cause, float]]:
+    """Why a device stood still from ``free_s`` until task ``i`` began.
+
+    A message counts from when it could have left, so that waiting for a shared way is
+    the way's; what came before belongs to those who made it.
+    """
+    start_s, late = steps.starts[i], steps.bound[i]
+    gap_s = start_s - free_s
+    if late == HOST:
+        return [(Cause.DISPATCH, gap_s)]
+    if late == STEP_BEFORE:  # its new parameters
+        return [(Cause.SYNC, gap_s)]
+    if late <= QUEUE:  # devices that work together wait for the last of them
+        is_way = QUEUE - late >= steps.queues.first_way
+        return [(Cause.SYNC if is_way else Cause.PIPELINE, gap_s)]
+    task = steps.work[late]
+    if task.what not in (What.MOVE, What.SYNC, What.UPDATE):
+        return [(Cause.PIPELINE, gap_s)]
+    cause = Cause.MOVE if task.what is What.MOVE else Cause.SYNC
+    moving_s = min(start_s - max(free_s, _ready_s(steps, late)), gap_s)
+    parts = [(cause, moving_s), (Cause.PIPELINE, gap_s - moving_s)]
+    return [(why, seconds) for why, seconds in parts if seconds > 0]
+
+
+def _ready_s(steps: Steps, i: int) -> float:
+    """When a message, or the last of those it arrives with, could have left."""
+    task = steps.work[i]
+    made = [steps.ends[t] for at in (i, *task.along) for t in steps.work[at].after]
+    return max(made) if made else steps.starts[i]
+
+
+def _events(steps: Steps) -> tuple[Event, ...]:
+    """All that takes time, from the step's first start."""
+    first_s = min(
+        start_s
+        for start_s, task in zip(steps.starts, steps.work, strict=True)
+        if task.seconds
+    )
+    return tuple(
+        Event(
+            start_s - first_s,
+            end_s - first_s,
+            task.what,
+            name(task.instruction),
+            task.devices,
+            task.load,
+        )
+        for start_s, end_s, task in zip(
+            steps.starts, steps.ends, steps.work, strict=True
+        )
+        if task.seconds
+    )

@@ -1,0 +1,174 @@
+"""Queues over which tasks are played, step after step, until the steps repeat.
+
+    tasks -> Steps -> starts, ends, and what each task waited for last
+
+Time and memory are linear in tasks, about half a microsecond each a step.
+"""
+
+from collections.abc import Sequence
+
+from hexijax.costs.rates import HOST_CALL_S
+from hexijax.simulator.tasks import Task
+
+MOST_STEPS = 64
+"""Played before the last is taken as the steady state."""
+
+SAME = 1e-9
+"""Queues that advance by amounts which differ by less, relatively, repeat."""
+
+HOST, STEP_BEFORE, QUEUE = -1, -2, -3
+"""What a task may have waited for last, beside another task; ``QUEUE - q`` is queue q.
+"""
+
+
+class Steps:
+    """Queues, and the step played last."""
+
+    def __init__(self, work: Sequence[Task]) -> None:
+        self.work = work
+        self.queues = Queues(work)
+        self._compiled = [self.queues.compiled(task) for task in work]
+        self.hosts = self.queues.hosts
+        self._host_s = [0.0] * len(self.hosts)
+        calls = dict.fromkeys(self.hosts, 0)
+        for task in work:
+            for host, count in task.hosts:
+                calls[host] += count
+        self.host_step_s = {host: HOST_CALL_S * count for host, count in calls.items()}
+        self.free_s = [0.0] * self.queues.number
+        self.free_before_s = list(self.free_s)
+        self.starts: list[float] = []
+        self.ends: list[float] = [0.0] * len(work)
+        self.bound: list[int] = []
+        """Of each task, what it waited for last."""
+        self._end_s = 0.0
+
+    def until_they_repeat(self) -> float:
+        """Plays steps; returns how long one takes in the steady state."""
+        step_s = self.play()
+        for _ in range(MOST_STEPS):
+            if self._repeat(step_s):
+                break
+            step_s = self.play()
+        return step_s
+
+    def play(self) -> float:
+        """One more step; returns the time from the last one's end to its own."""
+        free_s, host_s, before_ends = self.free_s, self._host_s, self.ends
+        self.free_before_s = list(free_s)
+        starts: list[float] = []
+        ends: list[float] = []
+        bound: list[int] = []
+        for queues, seconds, hosts, after, rest in self._compiled:
+            start, cause = 0.0, HOST
+            for host, call_s in hosts:
+                host_s[host] += call_s
+                if host_s[host] > start:
+                    start = host_s[host]
+            for task in after:
+                if ends[task] > start:
+                    start, cause = ends[task], task
+            for queue in queues:
+                if free_s[queue] > start:
+                    start, cause = free_s[queue], QUEUE - queue
+            if rest is None:
+                end = start + seconds
+                for queue in queues:
+                    free_s[queue] = end
+            else:
+                behind, before, along, held = rest
+                for queue in behind:
+                    if free_s[queue] > start:
+                        start, cause = free_s[queue], QUEUE - queue
+                for queue, _ in held:
+                    if free_s[queue] > start:
+                        start, cause = free_s[queue], QUEUE - queue
+                for task in before:
+                    if before_ends[task] > start:
+                        start, cause = before_ends[task], STEP_BEFORE
+                for task in along:
+                    if starts[task] > start:
+                        start, cause = starts[task], task
+                end = start + seconds
+                for task in along:
+                    if ends[task] > end:
+                        end = ends[task]
+                for queue in queues:
+                    free_s[queue] = end
+                for queue, hold_s in held:
+                    free_s[queue] = start + hold_s
+            starts.append(start)
+            ends.append(end)
+            bound.append(cause)
+        self.starts, self.ends, self.bound = starts, ends, bound
+        last_s, self._end_s = self._end_s, max(ends)
+        return self._end_s - last_s
+
+    def _repeat(self, step_s: float) -> bool:
+        """Whether every queue advanced by the whole step, and no host needs longer."""
+        return all(
+            abs(now_s - before_s - step_s) <= SAME * step_s
+            for now_s, before_s in zip(self.free_s, self.free_before_s, strict=True)
+            if now_s > before_s
+        ) and all(host_s <= step_s * (1 + SAME) for host_s in self.host_step_s.values())
+
+
+Rest = tuple[
+    tuple[int, ...], Sequence[int], Sequence[int], tuple[tuple[int, float], ...]
+]
+"""Queues waited for, tasks of the step before and alongside, ways with their times."""
+
+Compiled = tuple[
+    tuple[int, ...],
+    float,
+    tuple[tuple[int, float], ...],
+    Sequence[int],
+    Rest | None,
+]
+"""Queues, seconds, hosts with the time of their calls, tasks before, and the rest."""
+
+
+class Queues:
+    """Numbers for queues; devices that always work together are one."""
+
+    def __init__(self, work: Sequence[Task]) -> None:
+        sets = dict.fromkeys(
+            used for task in work for used in (task.devices, task.behind) if used
+        )
+        member_of: dict[str, list[int]] = {}
+        for i, used in enumerate(sets):
+            for device in used:
+                member_of.setdefault(device, []).append(i)
+        number: dict[tuple[int, ...], int] = {}
+        self.of_device = {
+            device: number.setdefault(tuple(at), len(number))
+            for device, at in member_of.items()
+        }
+        self._of_set = {
+            used: tuple(dict.fromkeys(self.of_device[d] for d in used)) for used in sets
+        }
+        self._of_set[()] = ()
+        ways = dict.fromkeys(way for task in work for way in task.load.ways)
+        self.of_way = {way: len(number) + i for i, way in enumerate(ways)}
+        self.number = len(number) + len(ways)
+        self.first_way = len(number)
+        islands = dict.fromkeys(host for task in work for host, _ in task.hosts)
+        self.hosts = {island: i for i, island in enumerate(islands)}
+        self._calls: dict[object, tuple[tuple[int, float], ...]] = {}
+
+    def compiled(self, task: Task) -> Compiled:
+        """A task with numbers for names."""
+        calls = self._calls.get(task.hosts)
+        if calls is None:
+            calls = self._calls[task.hosts] = tuple(
+                (self.hosts[host], HOST_CALL_S * count) for host, count in task.hosts
+            )
+        queues = self._of_set[task.devices]
+        load = task.load
+        rest: Rest | None = None
+        if load.ways or task.behind or task.before or task.along:
+            ways = (self.of_way[way] for way in load.ways)
+            held = zip(ways, load.holds_s, strict=True)
+            behind = self._of_set[task.behind]
+            rest = (behind, task.before, task.along, tuple(held))
+        return queues, task.seconds, calls, task.after, rest
