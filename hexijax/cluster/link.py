@@ -6,7 +6,7 @@ import itertools
 
 from hexijax.cluster.errors import ClusterError, Form, Place, shown
 from hexijax.cluster.record import Key, Record
-from hexijax.cluster.units import BANDWIDTH, LATENCY, MESSAGE
+from hexijax.cluster.units import BANDWIDTH, LATENCY, MESSAGE, MESSAGE_TIME
 from hexijax.cluster.values import ListOf
 
 
@@ -22,6 +22,9 @@ class LinkProfile:
 
     measured: tuple[tuple[int, float], ...] = ()
     """(bytes, seconds) of single messages, as measured; overrules the line."""
+
+    flow_bytes_per_s: float | None = None
+    """Between nodes: the most that one pair of devices gets of it. None: all of it."""
 
     def __post_init__(self) -> None:
         LINK.settle(self)
@@ -62,11 +65,11 @@ class _Point:
         if not isinstance(raw, (list, tuple)) or len(raw) != 2:
             place.fail(f"is {shown(raw)}; it must be a pair [bytes, time].")
         size = MESSAGE.read(raw[0], place.item(0))
-        return int(size), LATENCY.read(raw[1], place.item(1))
+        return int(size), MESSAGE_TIME.read(raw[1], place.item(1))
 
     def write(self, value: tuple[int, float], form: Form) -> object:
         """The pair as a list."""
-        return [value[0], LATENCY.write(value[1], form)]
+        return [value[0], MESSAGE_TIME.write(value[1], form)]
 
 
 LINK = Record(
@@ -76,5 +79,6 @@ LINK = Record(
         Key("latency_us", "latency_s", LATENCY),
         Key("bandwidth_gb_per_s", "bytes_per_s", BANDWIDTH),
         Key("measured_bytes_us", "measured", ListOf(item=_Point(), most=10_000)),
+        Key("flow_gb_per_s", "flow_bytes_per_s", BANDWIDTH),
     ),
 )

@@ -94,6 +94,8 @@ LATENCY = Quantity(
     high=Decimal(10_000_000),
     hint=" One second is 1,000,000 us.",
 )
+MESSAGE_TIME = dataclasses.replace(LATENCY, high=Decimal(3_600_000_000))
+"""Of one message: 1 GiB over a 10 Mbit/s line takes a quarter of an hour."""
 PEAK = Quantity(
     unit="TFLOP/s",
     si_unit="FLOP/s",

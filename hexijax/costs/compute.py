@@ -11,7 +11,7 @@ import dataclasses
 
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
-from hexijax.costs.measured import measured_s
+from hexijax.costs.measured import measured_s, missing
 from hexijax.costs.rates import FUSED_FRACTION, RECOMPUTE_FRACTION, Rate, rate
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 
@@ -74,6 +74,13 @@ class LayerTime:
 def layer_times(chain: Chain, mesh: MeshShape, samples: int) -> tuple[LayerTime, ...]:
     """The times of every layer for a microbatch of ``samples`` a lane."""
     return tuple(_layer_time(chain, layer, mesh, samples) for layer in chain.layers)
+
+
+def missing_times(chain: Chain, mesh: MeshShape) -> str | None:
+    """Why some layer cannot be priced on a mesh; None where all can."""
+    signatures = dict.fromkeys(layer.signature for layer in chain.layers)
+    faults = (missing(mesh.profile, s, mesh.dtype, mesh.tensor) for s in signatures)
+    return next((fault for fault in faults if fault), None)
 
 
 def _layer_time(chain: Chain, layer: Layer, mesh: MeshShape, samples: int) -> LayerTime:

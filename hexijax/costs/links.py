@@ -38,18 +38,27 @@ def transfer_s(
 ) -> float:
     """Seconds to move an array that is spread over ``sources`` to ``targets``.
 
-    In a node the pairs of devices move their pieces at once; between nodes they share
-    the nodes' link, so all bytes cross it one after another. A device that is both
-    moves nothing.
+    In a node the pairs of devices move their pieces at once. Between nodes they share
+    the nodes' link, as all ranks share a network card: all bytes cross it, each pair no
+    faster than one pair may. A device that is both moves nothing.
     """
     if set(sources) == set(targets) or not num_bytes:
         return 0.0
     source = next((d for d in sources if d not in targets), sources[0])
     target = next((d for d in targets if d != source), targets[0])
     link = cluster.link(source, target)
-    one_node = cluster.device(source).node == cluster.device(target).node
-    ways = min(len(sources), len(targets)) if one_node else 1
-    return link.transfer_s(num_bytes // ways)
+    flows = min(len(sources), len(targets))
+    if cluster.device(source).node == cluster.device(target).node:
+        return link.transfer_s(num_bytes // flows)
+    return shared_s(link, flows, num_bytes)
+
+
+def shared_s(link: LinkProfile, flows: int, num_bytes: int) -> float:
+    """Seconds for ``flows`` pairs of devices to move all bytes over one link."""
+    together_s = link.transfer_s(num_bytes)
+    if link.flow_bytes_per_s is None:
+        return together_s
+    return max(together_s, link.latency_s + num_bytes / flows / link.flow_bytes_per_s)
 
 
 def way_bytes_per_s(node: Node, link: LinkProfile) -> float:

@@ -2,15 +2,24 @@
 
 A row holds ``signature`` (of the layer), ``dtype``, ``tensor`` (degree), ``samples``
 (of one lane's microbatch), ``forward_s`` and ``backward_s``. Between measured counts
-by straight lines, beyond them by the last line's slope; another dtype or tensor degree
-is another table, never guessed from this one.
+times go by straight lines, beyond them by the last line's slope, and ``basis`` says
+which it was. A kind that has a layer's times in a dtype at some tensor degrees only is
+refused at the others (``missing`` asks without raising): how a layer speeds up with its
+degree differs between kinds by a factor of four, so a guess from another degree, or
+from the roofline beside measured ones, would steer every comparison.
+
+A time that a larger microbatch undercuts is lowered to it: more samples take no less
+work, so the difference was something else (small kernels wait for their launches).
 """
 
 import bisect
+import enum
 import functools
+import itertools
 from collections.abc import Sequence
 
 from hexijax.cluster import DeviceProfile
+from hexijax.errors import UserError
 
 Points = tuple[tuple[float, float, float], ...]
 """(samples, forward_s, backward_s), by samples."""
@@ -19,14 +28,67 @@ Key = tuple[object, object, object]
 """Signature, dtype and tensor degree of a table."""
 
 
+class NotMeasuredError(UserError):
+    """A kind's table has the layer, but not as the plan would run it."""
+
+
+class Basis(enum.StrEnum):
+    """What a layer's time rests on."""
+
+    MEASURED = "measured"
+    INTERPOLATED = "interpolated"
+    EXTRAPOLATED = "extrapolated"
+    ROOFLINE = "roofline"
+    """The kind has no time of this layer in this dtype."""
+
+
 def measured_s(
     profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
 ) -> tuple[float, float] | None:
-    """Seconds of a layer's forward and backward, or None where nothing was measured."""
+    """Seconds of a layer's forward and backward, or None where nothing was measured.
+
+    Raises:
+      NotMeasuredError: the layer was measured in this dtype at other degrees only.
+    """
+    points = tables(profile).get((signature, dtype, tensor))
+    if points:
+        return _at(points, samples, 1), _at(points, samples, 2)
+    fault = missing(profile, signature, dtype, tensor)
+    if fault:
+        raise NotMeasuredError(fault)
+    return None
+
+
+def missing(
+    profile: DeviceProfile, signature: str, dtype: str, tensor: int
+) -> str | None:
+    """Why a layer cannot be priced at a tensor degree; None where it can.
+
+    For a search that would rather leave a degree out than fail.
+    """
+    degrees = _degrees(profile).get((signature, dtype), ())
+    if not degrees or tensor in degrees:
+        return None
+    there = ", ".join(map(str, degrees))
+    return (
+        f"Layer {signature} in {dtype} at tensor degree {tensor} was asked of a "
+        f"{profile.kind}, which has measured times of it at tensor degree {there} "
+        f"only. A time is never guessed from another degree: measure degree {tensor}, "
+        f"or use one of {there}."
+    )
+
+
+def basis(
+    profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
+) -> Basis:
+    """What ``measured_s`` would answer from."""
     points = tables(profile).get((signature, dtype, tensor))
     if not points:
-        return None
-    return _at(points, samples, 1), _at(points, samples, 2)
+        return Basis.ROOFLINE
+    if any(point[0] == samples for point in points):
+        return Basis.MEASURED
+    inside = points[0][0] < samples < points[-1][0]
+    return Basis.INTERPOLATED if inside else Basis.EXTRAPOLATED
 
 
 @functools.lru_cache(maxsize=256)
@@ -41,7 +103,42 @@ def tables(profile: DeviceProfile) -> dict[Key, Points]:
                 for name in ("samples", "forward_s", "backward_s")
             )
             found.setdefault(key, []).append((samples, forward_s, backward_s))
-    return {key: tuple(sorted(points)) for key, points in found.items()}
+    return {key: _rising(sorted(points)) for key, points in found.items()}
+
+
+def update_s_per_param(profile: DeviceProfile) -> float | None:
+    """Seconds of the optimizer for each parameter, by the largest row that has them.
+
+    A row holds ``update_params`` and ``update_s``.
+    """
+    rows = [
+        (float(row["update_params"]), float(row["update_s"]))
+        for row in profile.layer_times
+        if "update_params" in row and "update_s" in row
+    ]
+    if not rows:
+        return None
+    params, seconds = max(rows)
+    return seconds / params
+
+
+@functools.lru_cache(maxsize=256)
+def _degrees(profile: DeviceProfile) -> dict[tuple[object, object], tuple[int, ...]]:
+    """Measured tensor degrees by signature and dtype."""
+    found: dict[tuple[object, object], set[int]] = {}
+    for signature, dtype, tensor in tables(profile):
+        found.setdefault((signature, dtype), set()).add(int(str(tensor)))
+    return {key: tuple(sorted(degrees)) for key, degrees in found.items()}
+
+
+def _rising(points: Sequence[tuple[float, float, float]]) -> Points:
+    """Neither time falls as samples grow: each is the smallest of what follows."""
+    counts, *columns = zip(*points, strict=True)
+    lowest = (
+        list(itertools.accumulate(reversed(column), min))[::-1] for column in columns
+    )
+    forward_s, backward_s = lowest
+    return tuple(zip(counts, forward_s, backward_s, strict=True))
 
 
 def _at(

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hexijax.cluster import Cluster
+from hexijax.costs.compute import missing_times
 from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.checks import check_batch, check_layers
@@ -200,16 +201,19 @@ def _own_splits(
 
 
 def _possible(layout: Layout, chain: Chain, fitter: Fitter) -> bool:
-    """Whether every stage can have a layer, and every split weight divides."""
+    """Whether every stage can have a layer, a price, and evenly split weights."""
     tensor_dims = [
         leaf.shape[leaf.tensor_dim]
         for leaf in chain.leaves()
         if leaf.tensor_dim is not None
     ]
-    degrees = {mesh.shape.tensor for replica in layout for mesh in replica}
-    return all(
-        len(meshes) * fitter.rounds(meshes) <= len(chain.layers) for meshes in layout
-    ) and all(size % degree == 0 for size in tensor_dims for degree in degrees)
+    shapes = {mesh.shape for replica in layout for mesh in replica}
+    degrees = {shape.tensor for shape in shapes}
+    return (
+        all(len(m) * fitter.rounds(m) <= len(chain.layers) for m in layout)
+        and all(size % degree == 0 for size in tensor_dims for degree in degrees)
+        and not any(missing_times(chain, shape) for shape in shapes)
+    )
 
 
 def _fit_all(

@@ -72,9 +72,7 @@ def test_measured_times_overrule_the_roofline():
         block = layer_times(CHAIN, measured, samples)[1]
         assert block.forward_s == pytest.approx(samples)
         assert block.backward_s == pytest.approx(1 + 2 * samples)
-    # Another tensor degree, and a layer nobody measured, keep the roofline.
-    split = dataclasses.replace(measured, tensor=2, link=LINK)
-    assert layer_times(CHAIN, split, 1)[1].forward_s < 0.1
+    # A layer nobody measured keeps the roofline.
     assert layer_times(CHAIN, measured, 1)[0] == layer_times(CHAIN, FAST, 1)[0]
 
 

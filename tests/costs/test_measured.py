@@ -1,0 +1,97 @@
+"""Measured tables: refused by name or interpolated and said, never free."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexijax.costs import MeshShape, layer_times
+from hexijax.costs.measured import (
+    Basis,
+    NotMeasuredError,
+    basis,
+    measured_s,
+    missing,
+    update_s_per_param,
+)
+from tests.plan.examples import make_chain, make_kind
+
+CHAIN = make_chain(3)
+SIGNATURE = CHAIN.layers[1].signature
+
+
+def measured_kind(points, tensor=2, **row):
+    """A kind with a table of (samples, forward_s, backward_s)."""
+    rows = tuple(
+        {
+            "signature": SIGNATURE,
+            "dtype": "float32",
+            "tensor": tensor,
+            "samples": samples,
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            **row,
+        }
+        for samples, forward_s, backward_s in points
+    )
+    return dataclasses.replace(make_kind(), layer_times=rows)
+
+
+def test_a_degree_that_was_not_measured_is_refused_by_name():
+    kind = measured_kind([(1, 0.1, 0.2)])
+    with pytest.raises(NotMeasuredError) as error:
+        layer_times(CHAIN, MeshShape(profile=kind, dtype="float32", tensor=4), 1)
+    assert str(error.value) == (
+        f"Layer {SIGNATURE} in float32 at tensor degree 4 was asked of a {kind.kind}, "
+        "which has measured times of it at tensor degree 2 only. A time is never "
+        "guessed from another degree: measure degree 4, or use one of 2."
+    )
+
+
+def test_a_search_can_ask_without_failing():
+    kind = measured_kind([(1, 0.1, 0.2)])
+    assert missing(kind, SIGNATURE, "float32", 2) is None
+    assert "tensor degree 4" in (missing(kind, SIGNATURE, "float32", 4) or "")
+    # Nothing of the layer, or nothing in the dtype: the roofline answers.
+    assert missing(kind, "another", "float32", 4) is None
+    assert missing(kind, SIGNATURE, "bfloat16", 4) is None
+    assert basis(kind, "another", "float32", 4, 1) is Basis.ROOFLINE
+
+
+def test_it_says_what_a_time_rests_on():
+    kind = measured_kind([(2, 0.1, 0.2), (4, 0.3, 0.4)])
+    found = [basis(kind, SIGNATURE, "float32", 2, samples) for samples in range(1, 6)]
+    assert found == ["extrapolated", "measured", "interpolated", "measured", found[0]]
+    assert measured_s(kind, SIGNATURE, "float32", 2, 3) == pytest.approx((0.2, 0.3))
+    assert measured_s(kind, SIGNATURE, "float32", 2, 6) == pytest.approx((0.5, 0.6))
+    # Below the table: never less than half of its first point.
+    assert measured_s(kind, SIGNATURE, "float32", 2, 1) == pytest.approx((0.05, 0.1))
+
+
+def test_the_update_is_priced_by_the_largest_profiled_slice():
+    assert update_s_per_param(make_kind()) is None
+    rows = (
+        {"update_params": 100, "update_s": 5.0},
+        {"update_params": 1000, "update_s": 10.0},
+    )
+    kind = dataclasses.replace(make_kind(), layer_times=rows)
+    assert update_s_per_param(kind) == 0.01
+
+
+@given(
+    st.dictionaries(
+        st.integers(1, 64),
+        st.tuples(st.floats(1e-6, 10), st.floats(1e-6, 10)),
+        min_size=1,
+    )
+)
+def test_more_samples_never_take_less_time_and_none_is_free(table):
+    kind = measured_kind([(n, *times) for n, times in table.items()])
+    times_s = [measured_s(kind, SIGNATURE, "float32", 2, n) for n in range(1, 80)]
+    for column in range(2):
+        column_s = [both[column] for both in times_s if both]
+        assert len(column_s) == 79
+        assert min(column_s) > 0
+        assert all(b >= a - 1e-12 for a, b in itertools.pairwise(column_s))
