@@ -109,7 +109,7 @@ class StateShare:
     groups: tuple[str, ...]
     """Names of the groups; ``("*",)`` is every group not named elsewhere."""
 
-    shares: Mapping[Place, float]
+    shares: Mapping[Place, float] = dataclasses.field(hash=False)
     """Parts by place, any scale; empty: even over the places that compute with it."""
 
 
@@ -120,7 +120,7 @@ class Prediction:
     step_s: float
     """Seconds a step."""
 
-    memory_bytes: Mapping[str, int]
+    memory_bytes: Mapping[str, int] = dataclasses.field(hash=False)
     """Promised peak by device name."""
 
 

@@ -24,6 +24,7 @@ from hexijax.costs.memory import (
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Plan, stage_place
+from hexijax.planner.pace import pipeline_s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,24 +72,6 @@ class Estimate:
     def step_s(self) -> float:
         """The whole step."""
         return max(self.compute_s, self.dispatch_s) + self.sync_s + self.update_s
-
-
-def pipeline_s(
-    stage_s: Sequence[float], border_s: Sequence[float], num_sets: int
-) -> tuple[float, float]:
-    """Time of the first microbatch, and what each further one adds.
-
-    Args:
-      stage_s: forward and backward of one microbatch in each stage.
-      border_s: one microbatch's activations across each border between them.
-      num_sets: device sets; fewer than stages under ``interleaved``, whose bubble is
-        shorter by the stages a set holds.
-    """
-    set_s = [sum(stage_s[k::num_sets]) for k in range(num_sets)]
-    rounds = len(stage_s) // num_sets
-    slowest_s = max(set_s)
-    first_s = slowest_s + (sum(set_s) - slowest_s) / rounds + 2 * sum(border_s)
-    return first_s, max(slowest_s, *border_s, 0.0)
 
 
 def estimate(

@@ -1,26 +1,38 @@
-"""Layers, remat and pace of one replica's meshes for one microbatch size.
+"""Layers, remat and pace of one replica's meshes, for every microbatch size.
 
-meshes, microbatch size -> Fitter.fit -> Fitted, or None where it does not fit
+    meshes, Setting -> Fitter.fits -> (Fitted, ...), one or more a size that fits
+
+Replicas of equal shape are fitted once, and so are equal stages of unlike replicas.
 """
 
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import numpy as np
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import enter_bytes, live_microbatches
-from hexijax.costs.compute import MeshShape, layer_times
+from hexijax.costs.compute import layer_times, missing_times
 from hexijax.costs.links import transfer_s
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.planner.batches import BatchOption
-from hexijax.planner.estimate import pipeline_s
-from hexijax.planner.grouping import Layout, Mesh
 from hexijax.planner.layers import Span, split_layers
+from hexijax.planner.mesh import Layout, Mesh
 from hexijax.planner.options import PlanOptions
+from hexijax.planner.pace import pipeline_s
 from hexijax.planner.segments import segments
-from hexijax.planner.spans import LayerArrays, Load, SpanTable
+from hexijax.planner.sizes import lane_sizes
+from hexijax.planner.spans import LayerArrays, Load, SpanTable, all_fits
+
+SLACKS = (0.0, 0.1, 0.3)
+"""How much slower than its best pace a pipeline of unlike stages may be, to fill
+sooner."""
+
+NO_GAIN = 0.01
+"""Microbatches stop growing where two doublings made samples cheaper by less."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +44,12 @@ class Fitted:
 
     remat: tuple[tuple[Remat, ...], ...]
     """Policies of each stage."""
+
+    stage_s: tuple[float, ...]
+    """Forward and backward of one microbatch in each stage."""
+
+    params: tuple[float, ...]
+    """Parameters of each stage on one device."""
 
     option: BatchOption
     """The microbatch size, and its pace."""
@@ -58,16 +76,75 @@ class Setting:
 
 
 class Fitter:
-    """Fits replicas; equal ones are fitted once."""
+    """Fits replicas of one chain to meshes of one cluster."""
 
-    def __init__(self, chain: Chain, cluster: Cluster, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        options: PlanOptions,
+        *,
+        coarse: bool = False,
+    ) -> None:
+        self._coarse = coarse
         self._chain = chain
         self._cluster = cluster
         self._options = options
-        self._arrays: dict[tuple[MeshShape, int], LayerArrays] = {}
-        self._tables: dict[tuple[MeshShape, Load], SpanTable] = {}
+        self._arrays: dict[tuple[int, int], LayerArrays] = {}
+        self._tables: dict[object, SpanTable] = {}
+        self._lives: dict[tuple[int, int, int], list[int]] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
+        self._fits: dict[object, tuple[Fitted, ...]] = {}
+        self._priced: dict[int, bool] = {}
+        self._links: dict[object, int] = {}
+        self._link_of: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
+
+    def fits(
+        self,
+        meshes: Sequence[Mesh],
+        setting: Setting,
+        own_split: tuple[int, ...] | None = None,
+    ) -> tuple[Fitted, ...]:
+        """Every microbatch size worth trying; none where nothing fits."""
+        links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
+        key = (tuple(m.shape_id for m in meshes), links, setting, own_split)
+        if not all(map(self.priced, meshes)):
+            return ()
+        if key not in self._fits:
+            self._fits[key] = tuple(self._sizes(meshes, setting, own_split))
+        return self._fits[key]
+
+    def priced(self, mesh: Mesh) -> bool:
+        """Whether its kind's measurements, where there are some, cover the mesh."""
+        if mesh.shape_id not in self._priced:
+            missing = missing_times(self._chain, mesh.shape)
+            self._priced[mesh.shape_id] = not missing
+        return self._priced[mesh.shape_id]
+
+    def _sizes(
+        self,
+        meshes: Sequence[Mesh],
+        setting: Setting,
+        own_split: tuple[int, ...] | None,
+    ) -> Iterator[Fitted]:
+        step = math.lcm(*(mesh.shape.lanes for mesh in meshes))
+        least = min(mesh.shape.lanes for mesh in meshes)
+        cheapest_s, idle = math.inf, 0
+        most = -(-setting.batch_size // step)
+        cap = self._options.max_microbatch_size
+        for count in lane_sizes(most, self._options, coarse=self._coarse):
+            if cap is not None and count * step // least > cap:
+                break
+            found = self.fit(meshes, count * step, setting, own_split)
+            if not found:
+                break  # nor would a larger one
+            yield from found
+            each_s = min(f.option.next_s for f in found) / (count * step)
+            idle = idle + 1 if each_s > cheapest_s * (1 - NO_GAIN) else 0
+            cheapest_s = min(each_s, cheapest_s)
+            if idle > (1 if self._coarse else 2) and len(meshes) > 1:
+                break
 
     def fit(
         self,
@@ -75,22 +152,42 @@ class Fitter:
         size: int,
         setting: Setting,
         own_split: tuple[int, ...] | None = None,
-    ) -> Fitted | None:
-        """The best stages on these meshes, in this order."""
+    ) -> list[Fitted]:
+        """The best stages on these meshes, in this order, for one size."""
         meshes = [*meshes] * self.rounds(meshes)
         tables = self.tables(meshes, size, setting)
-        spans = self._spans(tables, own_split)
-        if spans is None:
-            return None
-        stage_s = [
-            table.seconds(*span) for table, span in zip(tables, spans, strict=True)
-        ]
+        unlike = len({mesh.shape_id for mesh in meshes}) > 1 and own_split is None
+        found: dict[tuple[Span, ...], Fitted] = {}
+        for slack in SLACKS if unlike else SLACKS[:1]:
+            spans = self._spans(tables, own_split, slack)
+            if spans is None:
+                break
+            if spans not in found:
+                found[spans] = self._fitted(meshes, tables, spans, size)
+        return [*found.values()]
+
+    def _fitted(
+        self,
+        meshes: Sequence[Mesh],
+        tables: Sequence[SpanTable],
+        spans: tuple[Span, ...],
+        size: int,
+    ) -> Fitted:
+        stage_s = tuple(t.seconds(*span) for t, span in zip(tables, spans, strict=True))
         num_sets = len({mesh.devices for mesh in meshes})
-        borders_s = self._borders_s(meshes, spans, size)
-        first_s, next_s = pipeline_s(stage_s, borders_s, num_sets)
+        first_s, next_s = pipeline_s(
+            stage_s,
+            self._borders_s(meshes, spans, size),
+            num_sets,
+            bounded=self._options.schedule is not Schedule.GPIPE,
+        )
         return Fitted(
             spans=spans,
             remat=tuple(t.remat(*span) for t, span in zip(tables, spans, strict=True)),
+            stage_s=stage_s,
+            params=tuple(
+                t.params(*span) for t, span in zip(tables, spans, strict=True)
+            ),
             option=BatchOption(size=size, first_s=first_s, next_s=next_s),
         )
 
@@ -99,22 +196,23 @@ class Fitter:
 
         Every device computes all the time, at the best of some microbatch sizes.
         """
-        rates = (
-            mesh.shape.lanes / self._sample_s(mesh.shape, samples)
-            for meshes in layout
-            for mesh in meshes
-        )
-        return 1 / sum(rates)
+        rate = 0.0
+        for meshes in layout:
+            for mesh in meshes:
+                rate += mesh.shape.lanes / self._sample_s(mesh, samples)
+        return 1 / rate if rate else math.inf
 
-    def _sample_s(self, shape: MeshShape, samples: Sequence[int]) -> float:
+    def _sample_s(self, mesh: Mesh, samples: Sequence[int]) -> float:
         """Seconds of one sample through all layers, remat and calls left out."""
-        key = (shape, tuple(samples))
-        if key not in self._bounds:
-            self._bounds[key] = min(
-                sum(t.total_s() for t in layer_times(self._chain, shape, count)) / count
+        if not self.priced(mesh):
+            return math.inf
+        if mesh.shape_id not in self._bounds:
+            self._bounds[mesh.shape_id] = min(
+                sum(t.total_s() for t in layer_times(self._chain, mesh.shape, count))
+                / count
                 for count in samples
             )
-        return self._bounds[key]
+        return self._bounds[mesh.shape_id]
 
     def rounds(self, meshes: Sequence[Mesh]) -> int:
         """Stages each mesh holds."""
@@ -126,53 +224,70 @@ class Fitter:
     ) -> list[SpanTable]:
         """What runs of layers cost on each stage's mesh."""
         most = -(-setting.batch_size // size)
-        live = self._live(meshes, most)
         sharing = len(meshes) // len({mesh.devices for mesh in meshes})
+        live = [_rounded(n) for n in self._live(meshes, most, sharing)]
         return [
-            self._table(
-                mesh.shape,
-                Load(
-                    samples=size // mesh.shape.lanes,
-                    live=live[k],
-                    state_devices=setting.state_devices,
-                    members=setting.members,
-                    moments=self._options.moments,
-                    per_segment=setting.per_segment,
-                    remat=self._options.remat,
-                    budget_bytes=int(
-                        mesh.shape.usable_memory_bytes * setting.budget_share / sharing
-                    ),
-                ),
-            )
+            self._table(mesh, size // mesh.shape.lanes, live[k], sharing, setting)
             for k, mesh in enumerate(meshes)
         ]
 
-    def _table(self, shape: MeshShape, load: Load) -> SpanTable:
-        remat = self._options.remat
-        if (shape, load.samples) not in self._arrays:
-            arrays = LayerArrays(self._chain, shape, load.samples, remat)
-            self._arrays[shape, load.samples] = arrays
-        if (shape, load) not in self._tables:
-            arrays = self._arrays[shape, load.samples]
-            self._tables[shape, load] = SpanTable(arrays, load)
-        return self._tables[shape, load]
-
-    def _live(self, meshes: Sequence[Mesh], most: int) -> list[int]:
-        """Live microbatches of each stage, were all the batch this replica's."""
-        if self._options.schedule is Schedule.INTERLEAVED:
-            most = min(most, 4 * len(meshes))  # more are never alive at once
-        return live_microbatches(
-            self._options.schedule,
-            Replica(
-                stages=tuple(Stage(devices=m.devices, layers=(0, 1)) for m in meshes),
-                microbatches=most,
-                microbatch_size=1,
-                samples=most,
+    def _table(
+        self, mesh: Mesh, samples: int, live: int, sharing: int, setting: Setting
+    ) -> SpanTable:
+        key = (mesh.shape_id, samples, live, sharing, setting)
+        if key in self._tables:
+            return self._tables[key]
+        remat, shape = self._options.remat, mesh.shape
+        if (mesh.shape_id, samples) not in self._arrays:
+            arrays = LayerArrays(self._chain, shape, samples, remat)
+            self._arrays[mesh.shape_id, samples] = arrays
+        arrays = self._arrays[mesh.shape_id, samples]
+        load = Load(
+            samples=samples,
+            live=live,
+            state_devices=setting.state_devices,
+            members=setting.members,
+            moments=self._options.moments,
+            per_segment=setting.per_segment,
+            remat=remat,
+            budget_bytes=int(
+                shape.usable_memory_bytes * setting.budget_share / sharing
             ),
         )
+        if all_fits(arrays, load):  # then nothing depends on the load
+            free = (mesh.shape_id, samples, setting.per_segment)
+            if free not in self._tables:
+                self._tables[free] = SpanTable(arrays, load)
+            self._tables[key] = self._tables[free]
+        else:
+            self._tables[key] = SpanTable(arrays, load)
+        return self._tables[key]
+
+    def _live(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[int]:
+        """Live microbatches of each stage, were all the batch this replica's."""
+        most = min(asked, 4 * len(meshes))  # only GPipe has more alive at once
+        if self._options.schedule is Schedule.GPIPE:
+            most = asked
+        key = (len(meshes), most, sharing)
+        if key not in self._lives:
+            self._lives[key] = live_microbatches(
+                self._options.schedule,
+                Replica(
+                    stages=tuple(
+                        Stage(devices=m.devices, layers=(0, 1)) for m in meshes
+                    ),
+                    microbatches=most,
+                    microbatch_size=1,
+                    samples=most,
+                ),
+            )
+        return self._lives[key]
 
     def _spans(
-        self, tables: Sequence[SpanTable], own_split: tuple[int, ...] | None
+        self,
+        tables: Sequence[SpanTable],
+        own_split: tuple[int, ...] | None,
+        slack: float,
     ) -> tuple[Span, ...] | None:
         if own_split is not None:
             edges = [sum(own_split[:k]) for k in range(len(own_split) + 1)]
@@ -182,10 +297,10 @@ class Fitter:
                 for table, span in zip(tables, spans, strict=True)
             )
             return spans if fits else None
-        key = tuple(map(id, tables))  # tables live as long as the fitter
+        key = (*map(id, tables), slack)  # tables live as long as the fitter
         if key not in self._splits:
-            costs = [table.seconds_FS for table in tables]
-            self._splits[key] = split_layers(costs)
+            costs: list[np.ndarray] = [table.seconds_FS for table in tables]
+            self._splits[key] = split_layers(costs, slack)
         return self._splits[key]
 
     def _borders_s(
@@ -200,6 +315,23 @@ class Fitter:
             )
             for k in range(len(spans) - 1)
         ]
+
+    def _link(self, a: Mesh, b: Mesh) -> int:
+        """Equal for pairs of meshes whose borders take equally long."""
+        key = (a.devices, b.devices)
+        if key not in self._link_of:
+            link = None
+            if a.devices != b.devices:
+                link = self._cluster.link(a.devices[0], b.devices[0])
+            kind = (link, a.node == b.node)
+            self._link_of[key] = self._links.setdefault(kind, len(self._links))
+        return self._link_of[key]
+
+
+def _rounded(live: int) -> int:
+    """Up to an eighth more, so that the stages of long pipelines share tables."""
+    step = 1 << max(0, live.bit_length() - 4)
+    return -(-live // step) * step
 
 
 def stages(

@@ -1,68 +1,25 @@
-"""Which devices make a mesh, and which meshes make a replica.
+"""Which devices make a mesh, and which meshes make a replica: by simple rules.
 
     Cluster -> layouts -> a few dozen (name, replicas of meshes), no layers yet
 
-Simple rules, each tried whole: cut every node's devices of one kind into meshes of one
-shape, then join the meshes into replicas by node, by kind, all in one, or none; on all
-devices, on each kind alone, and on each node alone.
+Each rule is tried whole: cut every node's devices of one kind into meshes of one shape,
+then join the meshes into replicas by node, by kind, all in one, or none; on all
+devices, on each kind alone, and on each node alone. The search starts from these.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from hexijax.cluster import Cluster, Device
-from hexijax.cluster.profile import TRAINING_DTYPES
-from hexijax.costs.compute import MeshShape
-from hexijax.costs.links import slowest_link
-from hexijax.plan.plan import PlanError
+from hexijax.planner.mesh import Layout, Mesh, MeshMaker
 from hexijax.planner.options import Grouping, PlanOptions
 
 MAX_NODES_ALONE = 8
 """Nodes that are also tried alone; more are equals as a rule."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Mesh:
-    """Devices that will compute one stage."""
-
-    devices: tuple[str, ...]
-    """Names, lane-major."""
-
-    node: str
-    """The node they are in."""
-
-    shape: MeshShape
-    """What they are, for costs."""
-
-
-Layout = tuple[tuple[Mesh, ...], ...]
-"""Meshes of each replica, in the order of its stages."""
-
-
-def compute_dtype(asked: str, device: Device) -> str:
-    """The dtype asked for, or the next one the kind computes in natively.
-
-    Raises:
-      PlanError: no training dtype has that name, or the kind has none of them.
-    """
-    if asked not in TRAINING_DTYPES:
-        raise PlanError(
-            f"The compute dtype {asked!r} was asked for; models train in one of "
-            f"{', '.join(TRAINING_DTYPES)}."
-        )
-    native = device.profile.native_dtypes
-    for dtype in TRAINING_DTYPES[TRAINING_DTYPES.index(asked) :]:
-        if dtype in native:
-            return dtype
-    raise PlanError(
-        f"A {device.kind} computes in {', '.join(native)} and neither in {asked} nor "
-        "in a wider dtype. Ask for one of these."
-    )
-
-
 def layouts(
-    cluster: Cluster, dtype: str, options: PlanOptions
+    cluster: Cluster, maker: MeshMaker, options: PlanOptions
 ) -> Iterator[tuple[str, Layout]]:
     """Layouts to judge, each once, with a name for people."""
     seen: set[Layout] = set()
@@ -74,7 +31,7 @@ def layouts(
             meshes = [
                 mesh
                 for block in sorted(blocks, key=order)
-                for mesh in _cut(cluster, block, dtype, tensor, joined=joined)
+                for mesh in _cut(maker, block, tensor, joined=joined)
             ]
             for grouping in _groupings(options.grouping):
                 layout = _join(meshes, grouping)
@@ -124,26 +81,14 @@ _ORDERS: tuple[Callable[[Sequence[Device]], float], ...] = (_as_given, _roomy_fi
 
 
 def _cut(
-    cluster: Cluster, block: Sequence[Device], dtype: str, tensor: int, *, joined: bool
+    maker: MeshMaker, block: Sequence[Device], tensor: int, *, joined: bool
 ) -> Iterator[Mesh]:
     """Meshes of one shape; a degree that does not divide the block's devices is 1."""
     degree = tensor if len(block) % tensor == 0 else 1
     width = len(block) if joined else degree
     for start in range(0, len(block), width):
-        devices = block[start : start + width]
-        names = tuple(device.name for device in devices)
-        yield Mesh(
-            devices=names,
-            node=devices[0].node,
-            shape=MeshShape(
-                profile=devices[0].profile,
-                dtype=compute_dtype(dtype, devices[0]),
-                lanes=width // degree,
-                tensor=degree,
-                link=slowest_link(cluster, names),
-                usable_memory_bytes=devices[0].usable_memory_bytes,
-            ),
-        )
+        names = tuple(device.name for device in block[start : start + width])
+        yield maker.mesh(names, degree)
 
 
 def _groupings(asked: Grouping) -> Sequence[Grouping]:

@@ -8,7 +8,7 @@ from hexijax.costs.activations import layer_params
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import PlanError
-from hexijax.planner.grouping import compute_dtype
+from hexijax.planner.mesh import compute_dtype
 from hexijax.planner.options import PlanOptions
 
 

@@ -20,16 +20,20 @@ SpanSeconds = Float[np.ndarray, "layers stops"]
 fit, or are none."""
 
 
-def split_layers(costs: Sequence[SpanSeconds]) -> tuple[Span, ...] | None:
+def split_layers(
+    costs: Sequence[SpanSeconds], slack: float = 0.0
+) -> tuple[Span, ...] | None:
     """The best split into stages of at least one layer each, or None if none fits.
 
     Args:
       costs: for each stage, a square with one more column: ``stop`` goes up to L.
+      slack: how much slower than the best pace the slowest stage may be, relatively:
+        with few microbatches, filling and draining weigh more than the pace.
     """
     found = _best(costs, np.maximum)
     if found is None:
         return None
-    _, pace_s = found
+    pace_s = found[1] * (1 + slack)
     within_pace = [np.where(cost <= pace_s, cost, np.inf) for cost in costs]
     best = _best(within_pace, np.add)
     assert best, "the split that set the pace is one of them"

@@ -1,33 +1,102 @@
-"""The search for a plan: judge a few dozen layouts, keep the fastest that fits.
+"""The search for a plan: thousands of layouts by formula, the best few by simulation.
 
-    layouts (grouping) -> stages (fit) -> batch split -> Plan -> estimate -> the best
+    seeds (rules, mixtures, all of few devices) -> local search -> Scored, best first
+      -> plans that fit -> simulator -> variants of the winner -> simulator -> Plan
 
-Layouts are guesses; what follows each is exact under the cost model: layers, remat and
-microbatch counts. Nothing here depends on time or chance: equal input, equal plan.
+Layouts are searched; what follows each is exact under the formula: layers, remat and
+microbatch counts. Effort is counted, never timed: equal input, equal plan, unless
+``seconds`` is given.
 """
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from hexijax.cluster import Cluster
-from hexijax.costs.compute import missing_times
-from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.checks import check_batch, check_layers
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
-from hexijax.plan.plan import Plan, PlanError, Prediction, Replica
-from hexijax.planner.batches import split_batch
-from hexijax.planner.estimate import estimate
-from hexijax.planner.fit import Fitted, Fitter, Setting, stages
-from hexijax.planner.grouping import Layout, Mesh, layouts
+from hexijax.plan.plan import Plan, PlanError, Schedule
+from hexijax.planner.bound import bound_s
+from hexijax.planner.exhaustive import every_layout
+from hexijax.planner.grouping import layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
-from hexijax.planner.options import PlanOptions
-from hexijax.planner.segments import layers_per_segment, shorter
+from hexijax.planner.judge import Judge
+from hexijax.planner.mesh import Layout, MeshMaker, fitting_degrees
+from hexijax.planner.mixtures import Mixtures
+from hexijax.planner.moves import neighbours
+from hexijax.planner.options import Grouping, PlanOptions
+from hexijax.planner.refine import variants
+from hexijax.planner.score import Scored, Scorer
+from hexijax.planner.segments import layers_per_segment
+
+FEW = 4
+"""Devices of which every layout is scored."""
+
+STARTS = 4
+"""Layouts from which local search walks."""
 
 BUDGET_SHARES = (1.0, 0.93, 0.85)
 """Of usable memory, tried in turn: a finished plan counts rows and small leaves
 exactly, which the layer-by-layer bound inside the search does not."""
+
+PLAYED_WITHIN = 1.25
+"""Layouts this much slower than the best, by formula, are still played."""
+
+Progress = Callable[[str, float], None]
+"""Is told what is done now and the best step so far, in seconds (inf: none yet)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How much is tried, counted; by the number of devices."""
+
+    scored: int
+    """Layouts by formula."""
+
+    played: int
+    """Plans by simulation."""
+
+    refined: int
+    """Variants of the winner by simulation."""
+
+    @classmethod
+    def of(cls, num_devices: int) -> "Effort":
+        """Less of each where each costs more."""
+        if num_devices <= FEW:
+            return cls(scored=20_000, played=24, refined=60)
+        if num_devices <= 16:
+            return cls(scored=500, played=10, refined=24)
+        if num_devices <= 1024:
+            return cls(scored=400, played=8, refined=12)
+        return cls(scored=100, played=3, refined=3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """What a search found."""
+
+    plan: Plan
+    """The best, with its prediction."""
+
+    runners_up: tuple[Plan, ...]
+    """Of other layouts, best first, with theirs."""
+
+    bound_s: float
+    """What no plan can beat."""
+
+    search_s: float
+    """Wall time of the search."""
+
+    layouts: int
+    """Scored by formula."""
+
+    played: int
+    """Plans simulated."""
+
+    stopped: str = ""
+    """Why the search ended before its time, if it did."""
 
 
 def make_plan(
@@ -37,6 +106,7 @@ def make_plan(
     batch_size: int,
     dtype: str = "float32",
     options: PlanOptions | None = None,
+    progress: Progress | None = None,
 ) -> Plan:
     """The fastest plan the search finds, with its predicted time and memory.
 
@@ -46,34 +116,35 @@ def make_plan(
       batch_size: samples of one optimizer step, exact.
       dtype: compute dtype; a kind that lacks it computes in the next it has.
       options: what else is asked for.
+      progress: is told how far the search is.
 
     Raises:
       InfeasiblePlanError: the model fits nowhere, or not as asked.
       PlanError: something asked for is unknown or contradicts itself.
     """
+    return search(
+        chain,
+        cluster,
+        batch_size=batch_size,
+        dtype=dtype,
+        options=options,
+        progress=progress,
+    ).plan
+
+
+def search(
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    dtype: str = "float32",
+    options: PlanOptions | None = None,
+    progress: Progress | None = None,
+) -> Found:
+    """As ``make_plan``, with the runners-up and how hard it was."""
     options = options or PlanOptions()
     check_request(chain, batch_size, options)
-    best: Plan | None = None
-    reasons: list[str] = []
-    fitter = Fitter(chain, cluster, options)
-    sizes = lane_sizes(batch_size, options)
-    for _, layout in layouts(cluster, dtype, options):
-        if best and fitter.bound_s(layout, sizes) * batch_size >= _seconds(best):
-            continue  # not even with all devices busy all the time
-        try:
-            plan = _plan(layout, fitter, chain, cluster, batch_size, options)
-        except PlanError as error:
-            reasons.append(str(error))
-            continue
-        if plan and (best is None or _seconds(plan) < _seconds(best)):
-            best = plan
-    if best is None:
-        raise InfeasiblePlanError(
-            explain_infeasible(chain, cluster, batch_size, dtype, options, reasons)
-        )
-    return dataclasses.replace(
-        best, chain=chain.fingerprint(), cluster=cluster.fingerprint()
-    )
+    return _Search(chain, cluster, batch_size, dtype, options, progress).run()
 
 
 def check_request(chain: Chain, batch_size: int, options: PlanOptions) -> None:
@@ -95,158 +166,254 @@ def check_request(chain: Chain, batch_size: int, options: PlanOptions) -> None:
             )
 
 
-def _seconds(plan: Plan) -> float:
-    return plan.prediction.step_s if plan.prediction else math.inf
+class _OutOfTimeError(Exception):
+    """The seconds asked for have passed."""
 
 
-def _plan(
-    layout: Layout,
-    fitter: Fitter,
-    chain: Chain,
-    cluster: Cluster,
-    batch_size: int,
-    options: PlanOptions,
-) -> Plan | None:
-    """The best plan of one layout, or None where it cannot be."""
-    splits = _own_splits(layout, options, fitter)
-    if splits is None or not _possible(layout, chain, fitter):
-        return None
-    wanted = layers_per_segment(len(layout), options.layers_per_segment)
-    for per_segment in shorter(wanted, options.layers_per_segment):
-        for budget_share in BUDGET_SHARES:
-            setting = Setting(
-                batch_size=batch_size,
-                state_devices=sum(
-                    min(mesh.shape.num_devices for mesh in meshes) for meshes in layout
-                ),
-                members=len(layout),
-                per_segment=per_segment,
-                budget_share=budget_share,
+class _Search:
+    def __init__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        batch_size: int,
+        dtype: str,
+        options: PlanOptions,
+        progress: Progress | None,
+    ) -> None:
+        self._begun_s = time.monotonic()
+        self._chain, self._cluster = chain, cluster
+        self._batch_size, self._dtype = batch_size, dtype
+        self._degrees = fitting_degrees(chain, options.tensor_degrees)
+        self._options = dataclasses.replace(options, tensor_degrees=self._degrees)
+        self._progress = progress or (lambda text, best_s: None)
+        self._maker = MeshMaker(cluster, dtype)
+        self._scorer = Scorer(chain, cluster, batch_size, options)
+        self._judge = Judge(chain, cluster, options)
+        self._effort = Effort.of(len(cluster.devices))
+        self._scored: dict[Layout, Scored] = {}
+        self._finished: dict[Plan, float] = {}
+        self._reasons: list[str] = []
+
+    def run(self) -> Found:
+        stopped = ""
+        bound = bound_s(
+            self._chain,
+            self._cluster,
+            batch_size=self._batch_size,
+            dtype=self._dtype,
+        )
+        try:
+            self._score_all(self._seeds(bound))
+            self._walk()
+            self._play()
+            self._refine()
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        except _OutOfTimeError:
+            stopped = f"{self._options.seconds:g} s were asked for"
+        if stopped and not self._finished:
+            self._play(at_most=1)
+        best = self._best()
+        return Found(
+            plan=best[0],
+            runners_up=tuple(best[1:4]),
+            bound_s=bound,
+            search_s=time.monotonic() - self._begun_s,
+            layouts=self._scorer.count,
+            played=len(self._finished),
+            stopped=stopped,
+        )
+
+    def _best(self) -> list[Plan]:
+        """Finished plans, best first, one a layout."""
+        if not self._finished:
+            raise InfeasiblePlanError(
+                explain_infeasible(
+                    self._chain,
+                    self._cluster,
+                    self._batch_size,
+                    self._dtype,
+                    self._options,
+                    self._reasons,
+                )
             )
-            composed = _compose(layout, fitter, setting, options, splits)
-            if composed is None:
-                break  # nor would it fit in less
-            plan = predicted(composed, chain, cluster, options)
+        found: dict[object, Plan] = {}
+        for plan, _ in sorted(self._finished.items(), key=lambda item: item[1]):
+            key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
+            found.setdefault(key, plan)
+        chain, cluster = self._chain.fingerprint(), self._cluster.fingerprint()
+        return [
+            dataclasses.replace(plan, chain=chain, cluster=cluster)
+            for plan in found.values()
+        ]
+
+    def _check_time(self) -> None:
+        seconds = self._options.seconds
+        if seconds is not None and time.monotonic() - self._begun_s > seconds:
+            raise _OutOfTimeError
+
+    # Layouts, by formula.
+
+    def _seeds(self, bound: float) -> Iterator[Layout]:
+        options = self._options
+        for _, layout in layouts(self._cluster, self._maker, options):
+            yield layout
+        if options.grouping is not Grouping.AUTO:
+            return
+        if len(self._cluster.devices) <= FEW:
+            yield from every_layout(
+                self._cluster,
+                self._maker,
+                self._degrees,
+                use_all=options.use_all_devices,
+            )
+            return
+        mixtures = Mixtures(
+            self._cluster,
+            self._maker,
+            self._scorer.fitter,
+            degrees=self._degrees,
+            num_layers=len(self._chain.layers),
+            batch_size=self._batch_size,
+            use_all=options.use_all_devices,
+        )
+        per_segment = layers_per_segment(2, options.layers_per_segment)
+        yield from mixtures.layouts(per_segment, bound)
+
+    def _score_all(self, found: Iterable[Layout]) -> None:
+        best_s = float("inf")
+        for layout in found:
+            self._check_time()
+            scored = self._score(layout)
+            if scored and scored.step_s < best_s:
+                best_s = scored.step_s
+                self._progress(f"{self._scorer.count} layouts", best_s)
+
+    def _score(self, layout: Layout) -> Scored | None:
+        if layout not in self._scored:
+            scored = self._scorer.score(layout)
+            if scored:
+                self._scored[layout] = scored
+            return scored
+        return self._scored[layout]
+
+    def _walk(self) -> None:
+        """Local search: from each start, to the best neighbour while there is one."""
+        if self._options.grouping is not Grouping.AUTO:
+            return
+        if len(self._cluster.devices) <= FEW:
+            return
+        starts = heapq.nsmallest(
+            STARTS, self._scored.values(), key=lambda scored: scored.step_s
+        )
+        for i, start in enumerate(starts):
+            budget = self._scorer.count + self._effort.scored // len(starts)
+            best = start
+            improved = True
+            while improved and self._scorer.count < budget:
+                improved = False
+                for layout in neighbours(
+                    best.layout, self._cluster, self._maker, self._degrees
+                ):
+                    self._check_time()
+                    if self._scorer.count >= budget:
+                        break
+                    if self._options.use_all_devices and not self._uses_all(layout):
+                        continue
+                    scored = self._score(layout) if layout else None
+                    if scored and scored.step_s < best.step_s * (1 - 1e-6):
+                        best, improved = scored, True
+                        break
+            self._progress(f"walk {i + 1} of {len(starts)}", best.step_s)
+
+    def _uses_all(self, layout: Layout) -> bool:
+        used = sum(mesh.shape.num_devices for meshes in layout for mesh in meshes)
+        return used == len(self._cluster.devices)
+
+    # Plans, by simulation.
+
+    def _play(self, at_most: int | None = None) -> None:
+        """The best layouts as plans that fit, simulated."""
+        at_most = at_most or self._effort.played
+        order = sorted(self._scored.values(), key=lambda scored: scored.step_s)
+        for scored in order:
+            best_s = min(self._finished.values(), default=float("inf"))
+            if len(self._finished) >= at_most or (
+                self._finished
+                and scored.step_s > order[0].step_s * PLAYED_WITHIN
+                and scored.step_s > best_s
+            ):
+                break
+            plan = self._fitting(scored)
             if plan:
+                self._finish(plan)
+            if at_most > 1:
+                self._check_time()
+
+    def _fitting(self, scored: Scored) -> Plan | None:
+        """The layout's plan, made to fit exactly."""
+        for share in BUDGET_SHARES:
+            again = scored
+            if share < 1:
+                found = self._scorer.score(scored.layout, share)
+                if found is None:
+                    return None
+                again = found
+            plan = self._scorer.plan(again)
+            try:
                 for rule in (
                     check_layers,
                     check_meshes,
                     check_tensor_dims,
                     check_batch,
                 ):
-                    rule(plan, chain, cluster)
+                    rule(plan, self._chain, self._cluster)
+            except PlanError as error:
+                self._reasons.append(str(error))
+                return None
+            if self._judge.fits(self._judge.memory_bytes(plan)):
                 return plan
-    return None
-
-
-def _compose(
-    layout: Layout,
-    fitter: Fitter,
-    setting: Setting,
-    options: PlanOptions,
-    splits: Sequence[tuple[int, ...] | None],
-) -> Plan | None:
-    """Layers, remat and batch shares of every replica, or None if one does not fit."""
-    fitted = _fit_all(layout, fitter, setting, options, splits)
-    shares = split_batch(setting.batch_size, [[f.option for f in x] for x in fitted])
-    if shares is None:
         return None
-    return Plan(
-        replicas=tuple(
-            Replica(
-                stages=stages(meshes, fits[share.option], setting.per_segment),
-                microbatches=share.microbatches,
-                microbatch_size=fits[share.option].option.size,
-                samples=share.samples,
-            )
-            for meshes, fits, share in zip(layout, fitted, shares, strict=True)
-        ),
-        batch_size=setting.batch_size,
-        schedule=options.schedule,
-        reductions=options.reductions,
-    )
 
-
-def predicted(
-    plan: Plan, chain: Chain, cluster: Cluster, options: PlanOptions
-) -> Plan | None:
-    """The plan with its prediction, or None if a device would overflow."""
-    memory = plan_memory(
-        plan, chain, moments=options.moments, whole_leaves=options.whole_leaves
-    )
-    promised = {name: parts.total_bytes for name, parts in memory.items()}
-    for name, num_bytes in promised.items():
-        if num_bytes > cluster.device(name).usable_memory_bytes:
+    def _finish(self, plan: Plan) -> float | None:
+        """Plays a plan; its seconds, or None where it does not fit."""
+        predicted = self._judge.predicted(plan)
+        if predicted is None or predicted.prediction is None:
             return None
-    step_s = estimate(plan, chain, cluster, moments=options.moments).step_s
-    return dataclasses.replace(
-        plan, prediction=Prediction(step_s=step_s, memory_bytes=promised)
-    )
+        step_s = predicted.prediction.step_s
+        self._finished[predicted] = step_s
+        self._progress(
+            f"{len(self._finished)} plans simulated", min(self._finished.values())
+        )
+        return step_s
+
+    def _refine(self) -> None:
+        """Walks over variants of the best plan while they are faster."""
+        if not self._finished:
+            return
+        tried: set[Plan] = set()
+        left = self._effort.refined
+        improved = True
+        while improved and left > 0:
+            improved = False
+            best, best_s = min(self._finished.items(), key=lambda item: item[1])
+            best = dataclasses.replace(best, prediction=None)
+            for plan in variants(best, self._options):
+                if plan in tried or left <= 0:
+                    continue
+                self._check_time()
+                tried.add(plan)
+                if not _valid(plan):
+                    continue
+                left -= 1
+                step_s = self._finish(plan)
+                if step_s is not None and step_s < best_s * (1 - 1e-9):
+                    improved = True
+                    break
 
 
-def _own_splits(
-    layout: Layout, options: PlanOptions, fitter: Fitter
-) -> list[tuple[int, ...] | None] | None:
-    """The user's split of each replica; None if the layout is of another form."""
-    asked = options.layers_per_stage
-    if asked is None:
-        return [None] * len(layout)
-    if len(asked) not in (1, len(layout)):
-        return None
-    splits = list(asked) * (len(layout) if len(asked) == 1 else 1)
-    for split, meshes in zip(splits, layout, strict=True):
-        if len(split) != len(meshes) * fitter.rounds(meshes):
-            return None
-    return [*splits]
-
-
-def _possible(layout: Layout, chain: Chain, fitter: Fitter) -> bool:
-    """Whether every stage can have a layer, a price, and evenly split weights."""
-    tensor_dims = [
-        leaf.shape[leaf.tensor_dim]
-        for leaf in chain.leaves()
-        if leaf.tensor_dim is not None
-    ]
-    shapes = {mesh.shape for replica in layout for mesh in replica}
-    degrees = {shape.tensor for shape in shapes}
-    return (
-        all(len(m) * fitter.rounds(m) <= len(chain.layers) for m in layout)
-        and all(size % degree == 0 for size in tensor_dims for degree in degrees)
-        and not any(missing_times(chain, shape) for shape in shapes)
-    )
-
-
-def _fit_all(
-    layout: Layout,
-    fitter: Fitter,
-    setting: Setting,
-    options: PlanOptions,
-    splits: Sequence[tuple[int, ...] | None],
-) -> list[list[Fitted]]:
-    """Every microbatch size that fits, of every replica."""
-    return [
-        [
-            fitted
-            for size in microbatch_sizes(meshes, setting.batch_size, options)
-            if (fitted := fitter.fit(meshes, size, setting, split))
-        ]
-        for meshes, split in zip(layout, splits, strict=True)
-    ]
-
-
-def lane_sizes(batch_size: int, options: PlanOptions) -> list[int]:
-    """Samples of one lane's microbatch: doubling, up to the batch and the cap."""
-    most = min(batch_size, options.max_microbatch_size or batch_size)
-    return [2**k for k in range(most.bit_length())]
-
-
-def microbatch_sizes(
-    meshes: Sequence[Mesh], batch_size: int, options: PlanOptions
-) -> Iterator[int]:
-    """Sizes that all lanes divide, doubling, up to the batch and the cap."""
-    lanes = [mesh.shape.lanes for mesh in meshes]
-    step = math.lcm(*lanes)
-    size, cap = step, options.max_microbatch_size
-    while size < batch_size + step and (cap is None or size // min(lanes) <= cap):
-        yield size
-        size *= 2
+def _valid(plan: Plan) -> bool:
+    return all(
+        0 < replica.samples <= replica.microbatches * replica.microbatch_size
+        for replica in plan.replicas
+    ) and isinstance(plan.schedule, Schedule)

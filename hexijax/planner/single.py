@@ -11,8 +11,8 @@ from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Plan, Prediction, Replica, Stage
 from hexijax.planner.estimate import estimate
-from hexijax.planner.grouping import compute_dtype
 from hexijax.planner.infeasible import InfeasiblePlanError
+from hexijax.planner.mesh import compute_dtype
 from hexijax.planner.options import PlanOptions
 
 

@@ -91,11 +91,42 @@ class LayerArrays:
         self.batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
 
 
+def all_fits(arrays: LayerArrays, load: Load) -> bool:
+    """Whether every run of layers fits under the first policy, the whole chain too."""
+    item, lanes = arrays.item_bytes, arrays.lanes
+    params = float(arrays.params_L.sum())
+    resident = params * (item + GRAD_BYTES)
+    resident += (
+        float(arrays.whole_params_L.sum())
+        / load.state_devices
+        * STATE_BYTES
+        * (1 + load.moments)
+    )
+    if load.members == 1:
+        flying = alone_bytes(1, 1, item, lanes) * min(
+            params, max(ALONE_SIZE, float(arrays.params_L.max()))
+        )
+    else:
+        bucket = min(params, max(SHARED_SIZE, float(arrays.params_L.max())))
+        home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
+        flying = bucket / load.state_devices * home + bucket * shard
+    entering = float(arrays.enter_S.max())
+    depth = load.live * (
+        float(arrays.kept_PL[0].sum())
+        + entering * len(arrays.params_L)
+        + arrays.batch_bytes
+    )
+    depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
+    depth += params * item + float(arrays.working_L.max())
+    return resident + flying + depth <= load.budget_bytes
+
+
 class SpanTable:
     """Seconds and remat of every run of layers on one mesh under one load."""
 
     def __init__(self, arrays: LayerArrays, load: Load) -> None:
         self._load = load
+        self._params_S = _sums(arrays.params_L)
         self.fixed_FS = _fixed_bytes(arrays, load)
         self._kept_PS = _sums(arrays.kept_PL)
         self._policy_FS, self._count_FS, fits_FS = self._choose()
@@ -108,6 +139,10 @@ class SpanTable:
     def seconds(self, first: int, stop: int) -> float:
         """The same of one run of layers."""
         return float(self.seconds_FS[first, stop])
+
+    def params(self, first: int, stop: int) -> float:
+        """Parameters of one run of layers on one device."""
+        return float(self._params_S[stop] - self._params_S[first])
 
     def remat(self, first: int, stop: int) -> tuple[Remat, ...]:
         """One policy a layer."""
@@ -172,7 +207,7 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
     item = arrays.item_bytes
     params_FS = _span_sums(arrays.params_L)
     largest_FS = _span_max(arrays.params_L)
-    home_FS = _span_sums(arrays.whole_params_L) / load.state_devices
+    state_FS = _span_sums(arrays.whole_params_L) / load.state_devices
     segment_FS = params_FS
     if load.per_segment is not None:
         segment_FS = np.minimum(params_FS, largest_FS * load.per_segment)
@@ -191,9 +226,11 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
     if load.members == 1:
         flying_FS = bucket_FS * alone_bytes(1, 1, item, arrays.lanes)
     else:
-        flying_FS = bucket_FS * flying_bytes(1, 1, load.members, item)
+        home_FS = bucket_FS / load.state_devices
+        home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
+        flying_FS = home_FS * home + bucket_FS * shard
     resident_FS = params_FS * (item + GRAD_BYTES)
-    resident_FS += home_FS * STATE_BYTES * (1 + load.moments)
+    resident_FS += state_FS * STATE_BYTES * (1 + load.moments)
     return resident_FS + depth_FS + flying_FS
 
 

@@ -16,7 +16,7 @@ from hexijax.costs.compute import MeshShape
 from hexijax.costs.instructions import mesh_shape
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import PlanError, Stage
-from hexijax.planner.grouping import compute_dtype
+from hexijax.planner.mesh import compute_dtype
 
 ALL_SUBSETS = 3
 """Kinds up to which every mixture is a pool; beyond, the fastest 1, 2, 3, ... kinds."""

@@ -1,0 +1,164 @@
+"""Plans that differ from one by a single number: the last steps, judged by simulation.
+
+    Plan -> variants -> (Plan, ...): borders, microbatches, batch shares, segments
+
+The search decides by formula what the simulator then corrects here: a border moved by a
+layer, another microbatch size, a few samples from the replica that ends last.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from hexijax.layers.chain import Remat
+from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.planner.options import PlanOptions
+from hexijax.planner.segments import segments
+
+
+def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
+    """Each one number away; replicas of equal form change together."""
+    for group in _equal_replicas(plan):
+        first = plan.replicas[group[0]]
+        if (
+            options.layers_per_stage is None
+            and plan.schedule is not Schedule.INTERLEAVED
+        ):
+            for k in range(len(first.stages) - 1):
+                for by in (1, -1):
+                    moved = _border_moved(first, k, by)
+                    if moved:
+                        yield _with(plan, group, moved)
+        yield from (
+            _with(plan, group, changed) for changed in _microbatches(first, options)
+        )
+        if options.layers_per_segment is None:
+            for most in (None, 4, 2, 1):
+                cut = _segmented(first, most)
+                if cut != first:
+                    yield _with(plan, group, cut)
+        for policy in options.remat:
+            changed = _remat(first, policy)
+            if changed != first:
+                yield _with(plan, group, changed)
+    yield from _shares(plan)
+
+
+def _equal_replicas(plan: Plan) -> list[list[int]]:
+    groups: dict[object, list[int]] = {}
+    for r, replica in enumerate(plan.replicas):
+        key = (
+            tuple(
+                (s.layers, s.lanes, s.tensor, s.dtype, s.segments, s.remat)
+                for s in replica.stages
+            ),
+            replica.microbatches,
+            replica.microbatch_size,
+        )
+        groups.setdefault(key, []).append(r)
+    return list(groups.values())
+
+
+def _with(plan: Plan, group: list[int], changed: Replica) -> Plan:
+    """The plan with a replica's form given to all of its group."""
+    replicas = list(plan.replicas)
+    for r in group:
+        old = replicas[r]
+        stages = tuple(
+            dataclasses.replace(new, devices=stage.devices)
+            for new, stage in zip(changed.stages, old.stages, strict=True)
+        )
+        replicas[r] = dataclasses.replace(
+            changed,
+            stages=stages,
+            samples=old.samples,
+            microbatches=-(-old.samples // changed.microbatch_size),
+        )
+    return dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
+
+
+def _most(stage: Stage) -> int | None:
+    """Most layers of a segment, as it seems from the stage."""
+    return None if len(stage.segments) == 1 else max(stage.segments)
+
+
+def _cut(stage: Stage, layers: tuple[int, int], remat: tuple[Remat, ...]) -> Stage:
+    count = layers[1] - layers[0]
+    return dataclasses.replace(
+        stage, layers=layers, segments=segments(count, _most(stage)), remat=remat
+    )
+
+
+def _border_moved(replica: Replica, k: int, by: int) -> Replica | None:
+    """A layer from stage k + 1 to stage k, or the other way."""
+    a, b = replica.stages[k], replica.stages[k + 1]
+    border = a.layers[1] + by
+    if not a.layers[0] < border < b.layers[1]:
+        return None
+    if by > 0:
+        remat_a, remat_b = (*a.remat, a.remat[-1]), b.remat[1:]
+    else:
+        remat_a, remat_b = a.remat[:-1], (b.remat[0], *b.remat)
+    stages = list(replica.stages)
+    stages[k] = _cut(a, (a.layers[0], border), remat_a)
+    stages[k + 1] = _cut(b, (border, b.layers[1]), remat_b)
+    return dataclasses.replace(replica, stages=tuple(stages))
+
+
+def _microbatches(replica: Replica, options: PlanOptions) -> Iterator[Replica]:
+    """Other sizes: near ones, and those that leave no padding."""
+    lanes = [stage.lanes for stage in replica.stages]
+    step = max(lanes)
+    if any(step % n for n in lanes):
+        return
+    size, samples = replica.microbatch_size, replica.samples
+    wanted = {size - step, size + step, size * 2, size // 2}
+    count = replica.microbatches
+    wanted |= {-(-samples // n) for n in (count - 1, count, count + 1) if n > 0}
+    cap = options.max_microbatch_size
+    for each in sorted({-(-w // step) * step for w in wanted if w > 0}):
+        if each == size or each - step >= samples:
+            continue
+        if cap is None or each // min(lanes) <= cap:
+            yield dataclasses.replace(replica, microbatch_size=each)
+
+
+def _segmented(replica: Replica, most: int | None) -> Replica:
+    stages = tuple(
+        dataclasses.replace(stage, segments=segments(stage.num_layers, most))
+        for stage in replica.stages
+    )
+    return dataclasses.replace(replica, stages=stages)
+
+
+def _remat(replica: Replica, policy: Remat) -> Replica:
+    stages = tuple(
+        dataclasses.replace(stage, remat=(policy,) * stage.num_layers)
+        for stage in replica.stages
+    )
+    return dataclasses.replace(replica, stages=stages)
+
+
+def _shares(plan: Plan) -> Iterator[Plan]:
+    """A microbatch's samples, or one, from one replica to another."""
+    few = range(min(len(plan.replicas), 6))
+    for r in few:
+        for s in few:
+            if r == s:
+                continue
+            giver, taker = plan.replicas[r], plan.replicas[s]
+            for count in sorted({1, giver.microbatch_size, taker.microbatch_size}):
+                if giver.samples > count:
+                    replicas = list(plan.replicas)
+                    replicas[r] = _with_samples(giver, giver.samples - count)
+                    replicas[s] = _with_samples(taker, taker.samples + count)
+                    yield dataclasses.replace(
+                        plan, replicas=tuple(replicas), prediction=None
+                    )
+
+
+def _with_samples(replica: Replica, samples: int) -> Replica:
+    return dataclasses.replace(
+        replica,
+        samples=samples,
+        microbatches=-(-samples // replica.microbatch_size),
+    )
