@@ -148,8 +148,10 @@ class PlanCosts:
 
     def message(self, instruction: Send | Recv) -> Border:
         """What a Send and its Recv cost."""
-        buffers = [*(r.buffer for r in instruction.reads), *instruction.writes]
-        moved = next(b for b in buffers if b.kind in (Kind.ACT, Kind.COT))
+        if isinstance(instruction, Send):
+            moved = instruction.reads[0].buffer
+        else:
+            moved = instruction.writes[0]
         return self.border(
             instruction.source,
             instruction.target,

@@ -43,7 +43,12 @@ class _Writer:
     """Writes instructions and counts the additions to each gradient."""
 
     def __init__(self, plan: Plan, chain: Chain, *, evaluation: bool) -> None:
-        self._plan = plan
+        self._stages = dict(plan.stages())
+        self._layers = {
+            (place, g): stage.segment_layers(g)
+            for place, stage in self._stages.items()
+            for g in range(len(stage.segments))
+        }
         self._evaluation = evaluation
         self._num_layers = len(chain.layers)
         self._batch = {
@@ -53,11 +58,8 @@ class _Writer:
         }
         groups = buckets(plan, chain)
         self._groups = {
-            (place, g): tuple(
-                group.name for group in segment_buckets(groups, stage.segment_layers(g))
-            )
-            for place, stage in plan.stages()
-            for g in range(len(stage.segments))
+            (place, g): tuple(group.name for group in segment_buckets(groups, layers))
+            for (place, g), layers in self._layers.items()
         }
         self._params: Mapping[tuple[Place, int], tuple[Buffer, ...]] = {
             (place, g): tuple(names.param(place, group) for group in groups)
@@ -68,7 +70,7 @@ class _Writer:
     def run(self, replica: int, turn: Turn) -> Iterator[Instruction]:
         """One turn, segment by segment."""
         place = stage_place(replica, turn.stage)
-        segments = range(len(self._plan.stage(place).segments))
+        segments = range(len(self._stages[place].segments))
         if turn.way is Way.FORWARD:
             for segment in segments:
                 yield self._forward(place, segment, turn.microbatch)
@@ -78,7 +80,7 @@ class _Writer:
 
     def _inputs(self, place: Place, segment: int, microbatch: int) -> list[Buffer]:
         """What both directions read: parameters, the first border, the batch."""
-        first, _ = self._plan.stage(place).segment_layers(segment)
+        first, _ = self._layers[place, segment]
         inputs = list(self._params[place, segment])
         if first > 0:
             inputs.append(names.act(place, first, microbatch))
@@ -87,7 +89,7 @@ class _Writer:
         return inputs
 
     def _forward(self, place: Place, segment: int, microbatch: int) -> Forward:
-        _, stop = self._plan.stage(place).segment_layers(segment)
+        _, stop = self._layers[place, segment]
         if stop < self._num_layers:
             writes = [names.act(place, stop, microbatch)]
         else:
@@ -104,7 +106,7 @@ class _Writer:
         )
 
     def _backward(self, place: Place, segment: int, microbatch: int) -> Backward:
-        first, stop = self._plan.stage(place).segment_layers(segment)
+        first, stop = self._layers[place, segment]
         reads = self._inputs(place, segment, microbatch)
         reads.append(names.res(place, segment, microbatch))
         if stop < self._num_layers:

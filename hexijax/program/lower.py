@@ -5,6 +5,7 @@
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
 
+from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.program.check import check
@@ -48,6 +49,21 @@ def lower(
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
       checked: prove it; a search that lowers many plans proves the one it chose.
     """
+    with collector_paused():
+        program = _lowered(plan, chain, rules, costs, evaluation, whole_leaves)
+    if checked:
+        check(program, plan, chain, whole_leaves=whole_leaves)
+    return program
+
+
+def _lowered(
+    plan: Plan,
+    chain: Chain,
+    rules: StepRules,
+    costs: Costs | None,
+    evaluation: bool,
+    whole_leaves: bool,
+) -> Program:
     check_layers(plan, chain, Faults(Program()))
     groups = group_places(plan, chain, whole_leaves=whole_leaves)
     streams = compute(plan, chain, evaluation=evaluation)
@@ -61,7 +77,4 @@ def lower(
         loads(plan, chain, evaluation=evaluation),
         costs or UnitCosts(plan),
     )
-    program = Program(prologue=tuple(prologue(groups)), body=free(order))
-    if checked:
-        check(program, plan, chain, whole_leaves=whole_leaves)
-    return program
+    return Program(prologue=tuple(prologue(groups)), body=free(order))

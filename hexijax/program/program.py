@@ -90,6 +90,21 @@ class Buffer:
     memory: Memory = Memory.DEVICE
     """Prefetch and WriteBack copy a buffer to its twin in the other memory."""
 
+    _hash: int = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Lowering and simulating look buffers up all the time.
+        key = (self.kind, self.place, self.subject, self.microbatch, self.step)
+        object.__setattr__(self, "_hash", hash((*key, self.memory)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Made anew where it is read: hashes of strings differ between processes."""
+        key = (self.kind, self.place, self.subject, self.microbatch, self.step)
+        return Buffer, (*key, self.memory)
+
     def __str__(self) -> str:
         name = f"{word(self.place)} {words(self.subject)}"
         mb = "" if self.microbatch is None else f" #{self.microbatch}"

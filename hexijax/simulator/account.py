@@ -6,7 +6,7 @@ Steps, step_s, devices -> account -> Timeline
 from collections.abc import Sequence
 
 from hexijax.simulator.steps import HOST, QUEUE, STEP_BEFORE, Steps
-from hexijax.simulator.tasks import What, name
+from hexijax.simulator.tasks import What
 from hexijax.simulator.timeline import Cause, Event, Timeline
 
 
@@ -99,7 +99,7 @@ def _events(steps: Steps) -> tuple[Event, ...]:
             start_s - first_s,
             end_s - first_s,
             task.what,
-            name(task.instruction),
+            task.instruction,
             task.devices,
             task.load,
         )

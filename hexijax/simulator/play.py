@@ -9,6 +9,7 @@ forwards.
 """
 
 from hexijax.cluster import Cluster
+from hexijax.collector import collector_paused
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.memory import MOMENTS
 from hexijax.errors import UserError
@@ -52,8 +53,9 @@ def simulate(
             "each other. Simulate a training Program."
         )
     costs = costs or PlanCosts(plan, chain, cluster, moments)
-    steps = Steps(tasks(program, costs, cluster))
-    step_s = steps.until_they_repeat()
     places = (*(place for place, _ in plan.stages()), *homes)
     devices = dict.fromkeys(d for place in places for d in costs.devices(place))
-    return account(steps, step_s, tuple(devices), events=events)
+    with collector_paused():
+        steps = Steps(tasks(program, costs, cluster))
+        step_s = steps.until_they_repeat()
+        return account(steps, step_s, tuple(devices), events=events)

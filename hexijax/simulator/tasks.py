@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hexijax.cluster import Cluster
+from hexijax.costs.borders import Border
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import NO_LOAD, Load
@@ -107,6 +108,7 @@ class _Writer:
         self._has: set[Buffer] = set()
         self._leaving: dict[str, dict[Place, int]] = {}
         self._runs: dict[object, tuple[float, tuple[str, ...], Hosts]] = {}
+        self._roads: dict[object, tuple[Border, tuple[str, ...], Hosts]] = {}
         self._hosts = functools.cache(self._find_hosts)
         self.makers: dict[type[Instruction], Callable[[Any], None]] = {
             ops.Load: self._nothing,
@@ -199,37 +201,29 @@ class _Writer:
     # Borders
 
     def _send(self, i: ops.Send) -> None:
-        crossing = self._costs.message(i)
-        after = [self._made[read.buffer] for read in i.reads]
-        sources = self._costs.devices(i.source)
+        read = i.reads[0].buffer
+        key = (i.source, i.target, read.subject, read.kind)
+        road = self._roads.get(key)
+        if road is None:
+            devices, hosts = self._costs.devices(i.source), self._hosts(i.source)
+            road = self._roads[key] = self._costs.message(i), devices, hosts
+        crossing, sources, hosts = road
+        made, load = self._made[read], crossing.load
         if crossing.split_s:
-            seconds = crossing.split_s
-            after = [self._program(i, What.MOVE, i.source, seconds, after)]
-        if crossing.load.ways:
-            after = [
-                self._add(
-                    Task(
-                        What.MOVE,
-                        i,
-                        crossing.load.seconds,
-                        (),
-                        crossing.load,
-                        after,
-                        self._hosts(i.source),
-                        sources,
-                    )
-                )
-            ]
-        for buffer in i.writes:
-            self._made[buffer] = after[-1]
-
-    def _recv(self, i: ops.Recv) -> None:
-        made = self._made[i.reads[0].buffer]
-        seconds = self._costs.message(i).merge_s
-        if seconds:
-            made = self._program(i, What.MOVE, i.target, seconds, [made])
+            made = self._program(i, What.MOVE, i.source, crossing.split_s, [made])
+        if load.ways:
+            task = Task(What.MOVE, i, load.seconds, (), load, [made], hosts, sources)
+            made = self._add(task)
         for buffer in i.writes:
             self._made[buffer] = made
+
+    def _recv(self, i: ops.Recv) -> None:
+        written = i.writes[0]
+        made = self._made[i.reads[0].buffer]
+        crossing, *_ = self._roads[i.source, i.target, written.subject, written.kind]
+        if crossing.merge_s:
+            made = self._program(i, What.MOVE, i.target, crossing.merge_s, [made])
+        self._made[written] = made
 
     # Sums and new parameters
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from hexijax.costs.ways import Load
-from hexijax.simulator.tasks import What
+from hexijax.program.program import Instruction
+from hexijax.simulator.tasks import What, name
 
 
 class Cause(enum.StrEnum):
@@ -28,12 +29,18 @@ class Event(NamedTuple):
     start_s: float
     end_s: float
     what: What
-    name: str
+    instruction: Instruction
+    """The one it belongs to; a Reduce or a Gather has several."""
     devices: tuple[str, ...]
     """Kept from start to end."""
     load: Load
     """Ways, ``<device or node> out`` and ``in``, each kept from the start for its own
     time."""
+
+    @property
+    def name(self) -> str:
+        """The instruction as a person reads it."""
+        return name(self.instruction)
 
     @property
     def queues(self) -> Iterator[tuple[str, float, float, int]]:

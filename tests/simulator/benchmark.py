@@ -5,6 +5,7 @@ python -m tests.simulator.benchmark
 
 import time
 
+from hexijax.collector import collector_paused
 from hexijax.costs import PlanCosts
 from hexijax.program.lower import StepRules, lower
 from hexijax.simulator import simulate
@@ -26,7 +27,8 @@ def main() -> None:
         program = lower(plan, chain, rules=StepRules(), costs=costs, checked=False)
         count = len(program.body)
         start_s = time.process_time()
-        steps = Steps(tasks(program, costs, machines))
+        with collector_paused():
+            steps = Steps(tasks(program, costs, machines))
         made_s = time.process_time()
         for _ in range(10):
             steps.play()
