@@ -21,6 +21,13 @@ HOST, STEP_BEFORE, QUEUE = -1, -2, -3
 """
 
 
+MOST_GAPS = 32
+"""Of a way, that later copies may still use."""
+
+Held = tuple[tuple[int, float], ...]
+"""Ways that a copy takes, and for how long."""
+
+
 class Steps:
     """Queues, and the step played last."""
 
@@ -36,6 +43,7 @@ class Steps:
                 calls[host] += count
         self.host_step_s = {host: HOST_CALL_S * count for host, count in calls.items()}
         self.free_s = [0.0] * self.queues.number
+        self._ways = Ways(self.free_s)
         self.free_before_s = list(self.free_s)
         self.starts: list[float] = []
         self.ends: list[float] = [0.0] * len(work)
@@ -80,23 +88,23 @@ class Steps:
                 for queue in behind:
                     if free_s[queue] > start:
                         start, cause = free_s[queue], QUEUE - queue
-                for queue, _ in held:
-                    if free_s[queue] > start:
-                        start, cause = free_s[queue], QUEUE - queue
                 for task in before:
                     if before_ends[task] > start:
                         start, cause = before_ends[task], STEP_BEFORE
                 for task in along:
                     if starts[task] > start:
                         start, cause = starts[task], task
+                if held:
+                    ready = start
+                    start, way = self._ways.take(start, held)
+                    if start > ready:
+                        cause = QUEUE - way
                 end = start + seconds
                 for task in along:
                     if ends[task] > end:
                         end = ends[task]
                 for queue in queues:
                     free_s[queue] = end
-                for queue, hold_s in held:
-                    free_s[queue] = start + hold_s
             starts.append(start)
             ends.append(end)
             bound.append(cause)
@@ -113,9 +121,55 @@ class Steps:
         ) and all(host_s <= step_s * (1 + SAME) for host_s in self.host_step_s.values())
 
 
-Rest = tuple[
-    tuple[int, ...], Sequence[int], Sequence[int], tuple[tuple[int, float], ...]
-]
+class Ways:
+    """Ways out and in: they carry what is ready first, in no order of dispatch."""
+
+    def __init__(self, free_s: list[float]) -> None:
+        self._free_s = free_s
+        """From when each queue is free for good."""
+        self._gaps: dict[int, list[tuple[float, float]]] = {}
+        """Times before that in which a way carries nothing."""
+
+    def take(self, ready_s: float, held: Held) -> tuple[float, int]:
+        """The earliest time at which all ways are free long enough, and the last way
+        that had to be waited for; they are taken from then on."""
+        at_s, late, moved = ready_s, held[0][0], True
+        while moved:
+            moved = False
+            for way, hold_s in held:
+                free_at_s = self._earliest(way, at_s, hold_s)
+                if free_at_s > at_s:
+                    at_s, late, moved = free_at_s, way, True
+        for way, hold_s in held:
+            self._take(way, at_s, hold_s)
+        return at_s, late
+
+    def _earliest(self, way: int, at_s: float, hold_s: float) -> float:
+        free_s = self._free_s[way]
+        if at_s >= free_s:
+            return at_s
+        for begin_s, end_s in self._gaps.get(way, ()):
+            from_s = max(begin_s, at_s)
+            if from_s + hold_s <= end_s:
+                return from_s
+        return free_s
+
+    def _take(self, way: int, at_s: float, hold_s: float) -> None:
+        free_s = self._free_s[way]
+        gaps = self._gaps.setdefault(way, [])
+        if at_s >= free_s:
+            if at_s > free_s:
+                gaps.append((free_s, at_s))
+                del gaps[:-MOST_GAPS]
+            self._free_s[way] = at_s + hold_s
+            return
+        i = next(i for i, (a, b) in enumerate(gaps) if a <= at_s and at_s + hold_s <= b)
+        begin_s, end_s = gaps[i]
+        parts = ((begin_s, at_s), (at_s + hold_s, end_s))
+        gaps[i : i + 1] = [(a, b) for a, b in parts if b > a]
+
+
+Rest = tuple[tuple[int, ...], Sequence[int], Sequence[int], Held]
 """Queues waited for, tasks of the step before and alongside, ways with their times."""
 
 Compiled = tuple[

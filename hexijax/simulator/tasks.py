@@ -3,10 +3,11 @@
     Program, PlanCosts -> tasks -> (Task, ...) in the order of dispatch
 
 A queue serves in the order of dispatch, as the runtime's streams do: one for each
-device's programs, one for each way out of and into a device or a node (``costs.ways``),
-one for each island's host. A program keeps its devices until it ends, and one that
-waits for a message holds up what is dispatched behind it. A copy waits for the programs
-dispatched before it on its source, and keeps a way only while its bytes need it.
+device's programs, one for each island's host. A program keeps its devices until it
+ends, and one that waits for a message holds up what is dispatched behind it. A copy
+waits for the programs dispatched before it on its source. A way out of or into a device
+or a node (``costs.ways``) carries what is ready first, and is kept only while the bytes
+need it.
 
 Sums and new parameters are one task a member and one a home, whatever the number of
 copies: those that leave hold the ways out, those that arrive the ways in, from when the

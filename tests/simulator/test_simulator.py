@@ -21,6 +21,7 @@ from hexijax.program.boxes import users
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward, Instruction, Part
 from hexijax.simulator import Cause, Timeline, simulate
+from hexijax.simulator.steps import Ways
 from hexijax.simulator.tasks import What
 from hexijax.simulator.trace import write_trace
 from tests.plan.examples import make_kind
@@ -166,7 +167,7 @@ def test_every_device_works_or_has_a_reason(seed: int):
         for queue, start_s, end_s, _ in event.queues:
             by_queue.setdefault(queue, []).append((start_s, end_s))
     for spans in by_queue.values():
-        for (_, end_s), (start_s, _) in itertools.pairwise(spans):
+        for (_, end_s), (start_s, _) in itertools.pairwise(sorted(spans)):
             assert start_s >= end_s - 1e-12
     for device, busy in timeline.busy_s.items():
         idle = timeline.idle_s[device]
@@ -238,3 +239,13 @@ def test_a_trace_has_every_event(tmp_path: Path):
     assert {"a/0", "a/1", "a/0 out", "a/1 in"} <= tracks
     forwards = [e for e in spans if e["cat"] == What.FORWARD]
     assert forwards[0]["dur"] > 0
+
+
+def test_a_way_carries_what_is_ready_first():
+    free_s = [0.0, 0.0]
+    ways = Ways(free_s)
+    assert ways.take(5.0, ((0, 2.0), (1, 2.0)))[0] == 5.0
+    assert ways.take(1.0, ((1, 2.0),))[0] == 1.0  # dispatched later, ready earlier
+    assert ways.take(2.0, ((1, 2.0),))[0] == 3.0  # behind the one before
+    assert ways.take(2.0, ((1, 1.0),))[0] == 7.0  # no gap is long enough
+    assert free_s == [7.0, 8.0]
