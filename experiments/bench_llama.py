@@ -29,8 +29,8 @@ from experiments.peers.plain_llama import PlainLlama, stage_times
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain, Remat
+from hexijax.layers.kernels import trace_chain
 from hexijax.layers.loss import nnx_loss
-from hexijax.layers.trace import trace_model
 from hexijax.plan.plan import Plan, Replica, Stage
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.intake import abstract_params
@@ -129,11 +129,15 @@ def make_experiment(size: Size, batch_size: int) -> Experiment:
 def make_chain(size: Size) -> Chain:
     """The model as a chain."""
     experiment = make_experiment(size, 1)
-    loss = experiment.loss.variant(dtype=size.dtype, attention="xla")
     batch = {"tokens": np.zeros((1, size.length + 1), np.int32)}
-    return trace_model(
-        loss, abstract_params(experiment), batch, microbatch_size=1, name="llama"
-    ).chain
+    return trace_chain(
+        experiment.loss,
+        abstract_params(experiment),
+        batch,
+        dtype=size.dtype,
+        name="llama",
+        tokens_per_sample=size.length,
+    )
 
 
 def make_cluster(size: Size, cards: int) -> Cluster:

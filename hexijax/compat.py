@@ -9,13 +9,17 @@ version check appears nowhere but here, and asks what JAX has, not what number i
 | a jaxpr and its constants | `Jaxpr` in a `ClosedJaxpr`  | one `Jaxpr`, `all_invars` |
 | a scan's operands         | `num_consts`, `num_carry`   | `ft_in.unpack()`          |
 | compute placed elsewhere  | `compute_on2`               | `compute_on`              |
+
+One thing none of them has: tracing cuDNN's attention where there is no cuDNN.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from jax._src import source_info_util
+from jax._src.cudnn import fused_attention_stablehlo as _cudnn
 from jax.experimental import compute_on as _compute_on
 from jax.extend import core
 
@@ -127,3 +131,25 @@ def compute_on(
     name = "compute_on2" if hasattr(_compute_on, "compute_on2") else "compute_on"
     place = getattr(_compute_on, name)
     return place(f, compute_type=compute_type, out_memory_spaces=out_memory_spaces)
+
+
+@contextlib.contextmanager
+def cudnn_traceable() -> Generator[None]:
+    """Lets cuDNN's attention be traced, though not compiled, on any machine.
+
+    JAX asks for the library's version before it traces. The answers given here are a
+    recent version's on Ampere: what it refuses then, some kind would refuse.
+    """
+    answers: dict[str, Callable[..., Any]] = {
+        "check_cudnn_version": lambda: 91100,
+        "check_compute_capability": lambda capability: capability <= "8.0",
+        "is_cuda_compute_capability_equal": lambda capability: capability == "8.0",
+    }
+    asked = {name: getattr(_cudnn, name) for name in answers if hasattr(_cudnn, name)}
+    try:
+        for name in asked:
+            setattr(_cudnn, name, answers[name])
+        yield
+    finally:
+        for name, function in asked.items():
+            setattr(_cudnn, name, function)

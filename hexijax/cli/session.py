@@ -81,8 +81,7 @@ def read_cluster(file: Path) -> Cluster:
 
 def trace_chain(experiment: Experiment) -> Chain:
     """The experiment's model as layers, on shapes alone."""
-    from hexijax.layers.loss import ModelLoss
-    from hexijax.layers.trace import trace_model
+    from hexijax.layers import kernels
     from hexijax.runtime.engine import abstract_params
 
     if experiment.data is None:
@@ -95,18 +94,15 @@ def trace_chain(experiment: Experiment) -> Chain:
             f"The experiment {experiment.name!r} has no optimizer. Give it an optax "
             "gradient transformation, such as optax.adamw(1e-3)."
         )
-    loss = experiment.loss
-    if isinstance(loss, ModelLoss):  # cuDNN's attention cannot be traced without a GPU
-        loss = loss.variant(dtype=experiment.dtype, attention="xla")
-    model = trace_model(
-        loss,
+    return kernels.trace_chain(
+        experiment.loss,
         abstract_params(experiment),
         next(experiment.data.batches(1)),
-        microbatch_size=1,
+        dtype=experiment.dtype,
         name=experiment.name,
         per_microbatch=experiment.per_microbatch,
+        tokens_per_sample=experiment.tokens_per_sample,
     )
-    return model.chain
 
 
 def find_plan(

@@ -40,20 +40,23 @@ def _play(replica: Replica) -> list[int]:
 
 
 def stage_activations(
-    chain: Chain, stage: Stage, samples: int, live: int
+    chain: Chain, layers: Sequence[Layer], stage: Stage, samples: int, live: int
 ) -> tuple[int, int]:
-    """Bytes on one device: kept at full depth, and inside one segment's backward."""
-    layers = chain.layers[slice(*stage.layers)]
+    """Bytes on one device: kept at full depth, and inside one segment's backward.
+
+    ``layers`` are the chain's, with the figures of the stage's kind.
+    """
     kept = sum(
         kept_bytes(chain, layer, policy, stage.dtype, stage.tensor, samples)
-        for layer, policy in zip(layers, stage.remat, strict=True)
+        for layer, policy in zip(layers[slice(*stage.layers)], stage.remat, strict=True)
     )
     borders, transient = 0, 0
     for g in range(len(stage.segments)):
         start, stop = stage.segment_layers(g)
         borders += enter_bytes(chain, start, stage.dtype, samples)
         transient = max(
-            transient, segment_transient_bytes(chain, start, stop, stage, samples)
+            transient,
+            segment_transient_bytes(chain, layers, start, stop, stage, samples),
         )
     edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
         chain, stage.layers[1], stage.dtype, samples
@@ -79,13 +82,18 @@ def enter_bytes(chain: Chain, layer: int, dtype: str, samples: int) -> int:
 
 
 def segment_transient_bytes(
-    chain: Chain, start: int, stop: int, stage: Stage, samples: int
+    chain: Chain,
+    layers: Sequence[Layer],
+    start: int,
+    stop: int,
+    stage: Stage,
+    samples: int,
 ) -> int:
     """One layer in full (recomputed, or its cotangents), and the segment's gradients
     before they are added to the accumulators."""
     grads = sum(layer_params(chain, stage.tensor)[start:stop]) * ITEM_BYTES[stage.dtype]
     return grads + max(
-        working_bytes(chain, chain.layers[i], stage.dtype, stage.tensor, samples)
+        working_bytes(chain, layers[i], stage.dtype, stage.tensor, samples)
         for i in range(start, stop)
     )
 

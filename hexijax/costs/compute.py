@@ -12,8 +12,9 @@ import dataclasses
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
 from hexijax.costs.measured import measured_s, missing
-from hexijax.costs.rates import FUSED_FRACTION, RECOMPUTE_FRACTION, Rate, rate
+from hexijax.costs.rates import RECOMPUTE_FRACTION, Rate, rate
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
+from hexijax.layers.layer import FUSED_DTYPES
 
 ALL_REDUCES_A_PASS = 2
 """A layer split by columns then rows sums its output twice a pass: after attention and
@@ -48,9 +49,19 @@ class MeshShape:
         return self.lanes * self.tensor
 
     @property
+    def fused_attention(self) -> bool:
+        """Whether attention is cuDNN's fused kernel."""
+        return fused_attention(self.profile, self.dtype)
+
+    @property
     def rate(self) -> Rate:
         """What one of its devices sustains."""
         return rate(self.profile, self.dtype)
+
+
+def fused_attention(profile: DeviceProfile, dtype: str) -> bool:
+    """Whether the runtime asks for cuDNN's fused attention: its kinds and dtypes."""
+    return profile.has_cudnn_attention and dtype in FUSED_DTYPES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,12 +84,14 @@ class LayerTime:
 
 def layer_times(chain: Chain, mesh: MeshShape, samples: int) -> tuple[LayerTime, ...]:
     """The times of every layer for a microbatch of ``samples`` a lane."""
-    return tuple(_layer_time(chain, layer, mesh, samples) for layer in chain.layers)
+    layers = chain.layers_under(fused_attention=mesh.fused_attention)
+    return tuple(_layer_time(chain, layer, mesh, samples) for layer in layers)
 
 
 def missing_times(chain: Chain, mesh: MeshShape) -> str | None:
     """Why some layer cannot be priced on a mesh; None where all can."""
-    signatures = dict.fromkeys(layer.signature for layer in chain.layers)
+    layers = chain.layers_under(fused_attention=mesh.fused_attention)
+    signatures = dict.fromkeys(layer.signature for layer in layers)
     faults = (missing(mesh.profile, s, mesh.dtype, mesh.tensor) for s in signatures)
     return next((fault for fault in faults if fault), None)
 
@@ -109,12 +122,14 @@ def _roofline_s(
     num_params = sum(chain.group(name).size for name in layer.groups) / tensor
     weight_bytes = num_params * ITEM_BYTES[mesh.dtype]
     scale = ITEM_BYTES[mesh.dtype] / ITEM_BYTES[chain.dtype]
-    moved_bytes = layer.forward_bytes * samples * FUSED_FRACTION * scale / tensor
+    moved = samples * scale / tensor
     forward_s = rate.seconds(
-        layer.forward_flops * samples / tensor, moved_bytes + weight_bytes
+        layer.forward_flops * samples / tensor,
+        layer.forward_bytes * moved + weight_bytes,
     )
     backward_s = rate.seconds(
-        layer.backward_flops * samples / tensor, 2 * moved_bytes + 2 * weight_bytes
+        layer.backward_flops * samples / tensor,
+        layer.backward_bytes * moved + 2 * weight_bytes,
     )
     accumulate_s = num_params * 8 / rate.memory_bytes_per_s
     return forward_s, backward_s + accumulate_s

@@ -13,8 +13,10 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from hexijax.cluster import Cluster
 from hexijax.costs.activations import live_microbatches, stage_activations
-from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
+from hexijax.costs.compute import fused_attention
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Layer, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
@@ -80,13 +82,19 @@ class MemoryParts:
 
 
 def plan_memory(
-    plan: Plan, chain: Chain, *, moments: int = MOMENTS, whole_leaves: bool = False
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    moments: int = MOMENTS,
+    whole_leaves: bool = False,
 ) -> dict[str, MemoryParts]:
     """The parts of every device the plan names, homes of state included.
 
     Args:
       plan: what is where.
       chain: the model.
+      cluster: kinds of the stages' devices: what attention they run.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
     """
@@ -99,18 +107,28 @@ def plan_memory(
     for replica in plan.replicas:
         live = live_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
-            add(stage.devices, stage_parts(chain, replica, stage, live[s]))
+            fused = fused_attention(
+                cluster.device(stage.devices[0]).profile, stage.dtype
+            )
+            layers = chain.layers_under(fused_attention=fused)
+            parts = stage_parts(chain, layers, replica, stage, live[s])
+            add(stage.devices, parts)
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(_devices(plan, place), parts)
     return found
 
 
-def stage_parts(chain: Chain, replica: Replica, stage: Stage, live: int) -> MemoryParts:
-    """A device of a stage without the state it is home of."""
+def stage_parts(
+    chain: Chain, layers: Sequence[Layer], replica: Replica, stage: Stage, live: int
+) -> MemoryParts:
+    """A device of a stage without the state it is home of.
+
+    ``layers`` are the chain's, with the figures of the stage's kind.
+    """
     groups = stage_groups(chain, stage.layers)
     params = sum(shard_size(group, stage.tensor) for group in groups)
     kept, transient = stage_activations(
-        chain, stage, replica.microbatch_size // stage.lanes, live
+        chain, layers, stage, replica.microbatch_size // stage.lanes, live
     )
     return MemoryParts(
         params_bytes=params * ITEM_BYTES[stage.dtype],

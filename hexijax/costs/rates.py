@@ -24,10 +24,6 @@ MATMUL_FRACTION = 0.81
 MEMORY_FRACTION = 0.8
 """Of memory bandwidth, in element-wise kernels; the usual STREAM share on GPUs."""
 
-FUSED_FRACTION = 0.3
-"""Of the bytes a chain counts unfused, what XLA's fusions leave: assumed, one figure
-for all, until a kind's layer times are measured."""
-
 RECOMPUTE_FRACTION = {Remat.NONE: 0.0, Remat.DOTS: 0.12, Remat.FULL: 0.67}
 """Of a layer's forward time, what its backward adds: from 520, 500 and 425 TFLOP/s."""
 

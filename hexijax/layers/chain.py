@@ -7,7 +7,6 @@ sample (one row of the batch) unless the field says otherwise.
 """
 
 import dataclasses
-import enum
 import functools
 import hashlib
 import json
@@ -15,23 +14,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT_VERSION = 1
+from hexijax.layers.layer import Layer, Product, Remat
+
+__all__ = [
+    "ITEM_BYTES",
+    "Array",
+    "Chain",
+    "Group",
+    "Layer",
+    "Leaf",
+    "Product",
+    "Remat",
+]
+
+FORMAT_VERSION = 2
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4,
     "uint32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
-
-
-class Remat(enum.StrEnum):
-    """What a layer keeps from its forward for its backward."""
-
-    NONE = "none"
-    """Every intermediate the backward reads."""
-    DOTS = "dots"
-    """The outputs of matrix products and attention; the rest is recomputed."""
-    FULL = "full"
-    """The layer's input only; the whole layer is recomputed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,42 +101,6 @@ class Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """The unit of cutting."""
-
-    name: str
-    """``embed``, ``blocks/3``, ``head``, ..."""
-
-    signature: str
-    """Equal for layers that run the same equations on the same shapes."""
-
-    groups: tuple[str, ...]
-    """Names of the parameter groups it reads, tied ones included."""
-
-    batch: tuple[str, ...]
-    """Names of the batch arrays it reads, directly or through batch-only values."""
-
-    forward_flops: float
-    """Floating-point operations of the forward; a multiply-add counts two."""
-
-    backward_flops: float
-    """The same of the backward, without any recomputation."""
-
-    forward_bytes: float
-    """Bytes the forward moves if every equation reads and writes memory."""
-
-    border_bytes: int
-    """Activation bytes handed to the next layer; the last layer's is 0."""
-
-    activation_bytes: Mapping[Remat, int]
-    """Bytes kept from forward to backward under each remat policy, weights left out."""
-
-    border_whole_bytes: int = 0
-    """Of ``border_bytes``, integers and keys: they have no cotangent, and the same size
-    in every compute dtype."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
     """The layers in order and the parameters they use."""
 
@@ -164,6 +129,10 @@ class Chain:
         known = {group.name for group in self.groups}
         assert len(known) == len(self.groups), "group names are unique"
         assert all(name in known for layer in self.layers for name in layer.groups)
+
+    def layers_under(self, *, fused_attention: bool) -> tuple[Layer, ...]:
+        """The layers as a kind with or without fused attention runs them."""
+        return tuple(x.under(fused_attention=fused_attention) for x in self.layers)
 
     def group(self, name: str) -> Group:
         """The group of that name."""
@@ -195,12 +164,6 @@ class Chain:
                 f"reads version {FORMAT_VERSION}. Plan again to write a new one."
             )
 
-        def layer(d: Mapping[str, Any]) -> Layer:
-            kept = {Remat(k): v for k, v in d["activation_bytes"].items()}
-            names = {k: tuple(d[k]) for k in ("groups", "batch")}
-            fields: dict[str, Any] = {**d, **names, "activation_bytes": kept}
-            return Layer(**fields)
-
         def leaf(d: Mapping[str, Any]) -> Leaf:
             fields: dict[str, Any] = {**d, "shape": tuple(d["shape"])}
             return Leaf(**fields)
@@ -211,7 +174,7 @@ class Chain:
 
         return cls(
             name=data["name"],
-            layers=tuple(map(layer, data["layers"])),
+            layers=tuple(map(Layer.from_json, data["layers"])),
             groups=tuple(map(group, data["groups"])),
             batch={
                 k: Array(shape=tuple(v["shape"]), dtype=v["dtype"])

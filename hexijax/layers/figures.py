@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hexijax.layers import count, jaxprs, pieces
-from hexijax.layers.chain import Remat
+from hexijax.layers.chain import Product, Remat
 from hexijax.layers.equations import Equations
+from hexijax.layers.fusion import Fusion
+from hexijax.layers.products import find_products
 
 if TYPE_CHECKING:
     from hexijax.layers.trace import TracedModel
@@ -26,10 +28,13 @@ class Figures:
     batch: tuple[str, ...]
     forward_flops: float
     backward_flops: float
+    products: tuple[Product, ...]
     forward_bytes: float
+    backward_bytes: float
     border_bytes: int
     activation_bytes: Mapping[Remat, int]
     border_whole_bytes: int
+    joined_bytes: int
 
 
 def layer_figures(model: "TracedModel", layer: int) -> Figures:
@@ -64,6 +69,14 @@ def _measure(
     parts = [count.program_cost(p.closed.jaxpr) for p in (k, run)]
     forward = functools.reduce(operator.add, parts, prelude)
     backward = count.program_cost(plain.backward_program.jaxpr)
+    trace, handed = plain.differentiated, plain.code.h.outvars
+    made = trace.forward.jaxpr
+    fused = Fusion.of(trace.forward, range(trace.num_out, len(made.outvars)))
+    # What becomes of a weight's gradient is no sample's work.
+    num_gradients = sum(jaxprs.is_float(v.aval) for v in handed)
+    back = Fusion.of(trace.backward, range(num_gradients))
+    kept = fused.stored(made.outvars[trace.num_out + i] for i in trace.kept)
+    joined = sum(n for v, n in kept.items() if v not in made.invars)
     is_last = layer + 1 == len(model.layering)
     border = () if is_last else model.layering.borders[layer + 1]
     whole = [v for v in border if not jaxprs.is_float(v.aval)]
@@ -81,10 +94,13 @@ def _measure(
         forward_flops=forward.flops / samples,
         # The prelude is linear as a rule: its transpose costs what it costs.
         backward_flops=(backward.flops + prelude.flops) / samples,
-        forward_bytes=forward.num_bytes / samples,
+        products=find_products(made, made.invars[: len(handed)], samples),
+        forward_bytes=fused.moved_bytes / samples,
+        backward_bytes=back.moved_bytes / samples,
         border_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in border), samples),
         activation_bytes={remat: kept_bytes(remat) for remat in Remat},
         border_whole_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in whole), samples),
+        joined_bytes=_each(joined + entry, samples),
     )
 
 

@@ -119,6 +119,11 @@ class Segment:
         """(all residuals, seeds) -> gradients: for counting."""
         return self._trace.backward
 
+    @property
+    def differentiated(self) -> Trace:
+        """Both directions as programs: for counting."""
+        return self._trace
+
     def evaluate(
         self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
     ) -> Any:

@@ -72,7 +72,7 @@ def _shape(stage: Stage) -> str:
 def _table(
     plan: Plan, chain: Chain, cluster: Cluster, made: Estimate, moments: int
 ) -> Iterator[str]:
-    memory = plan_memory(plan, chain, moments=moments)
+    memory = plan_memory(plan, chain, cluster, moments=moments)
     rows = [("stage", "layers", "busy", "memory promised / usable", "most of it")]
     for r, replica in enumerate(plan.replicas):
         for s, stage in enumerate(replica.stages):

@@ -32,6 +32,7 @@ class Judge:
         parts = plan_memory(
             plan,
             self.chain,
+            self.cluster,
             moments=self.options.moments,
             whole_leaves=self.options.whole_leaves,
         )

@@ -43,7 +43,11 @@ def single_plan(
         while size >= 1:
             plan = _plan(chain, cluster, chosen.name, batch_size, size, dtype, policy)
             parts = plan_memory(
-                plan, chain, moments=options.moments, whole_leaves=options.whole_leaves
+                plan,
+                chain,
+                cluster,
+                moments=options.moments,
+                whole_leaves=options.whole_leaves,
             )
             promised = parts[chosen.name].total_bytes
             if promised <= chosen.usable_memory_bytes:

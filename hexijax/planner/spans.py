@@ -64,7 +64,8 @@ class LayerArrays:
     def __init__(
         self, chain: Chain, mesh: MeshShape, samples: int, remat: tuple[Remat, ...]
     ) -> None:
-        dtype, tensor, layers = mesh.dtype, mesh.tensor, chain.layers
+        dtype, tensor = mesh.dtype, mesh.tensor
+        layers = chain.layers_under(fused_attention=mesh.fused_attention)
         times = layer_times(chain, mesh, samples)
         self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
         self.params_L = np.array(layer_params(chain, tensor), float)

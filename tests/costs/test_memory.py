@@ -6,10 +6,11 @@ from hexijax.costs.activations import live_microbatches
 from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, StateShare
-from tests.plan.examples import make_chain
+from tests.plan.examples import make_chain, make_cluster
 
 MIB = 2**20
 CHAIN = make_chain(6, width=256, rows=256)
+CLUSTER = make_cluster([[("fast", 5)], [("slow", 2)], [("fast", 1)]])
 BLOCK = 256 * 256 + 256
 
 
@@ -29,16 +30,16 @@ def make_plan(
 
 def test_parts_by_hand():
     plan = make_plan(
-        Stage(devices=("a/0",), layers=(0, 3), remat=(Remat.FULL,) * 3),
-        Stage(devices=("b/0", "b/1"), layers=(3, 8), lanes=2),
+        Stage(devices=("n0/0",), layers=(0, 3), remat=(Remat.FULL,) * 3),
+        Stage(devices=("n1/0", "n1/1"), layers=(3, 8), lanes=2),
     )
-    memory = plan_memory(plan, CHAIN)
-    assert memory.keys() == {"a/0", "b/0", "b/1"}
-    first = memory["a/0"]
+    memory = plan_memory(plan, CHAIN, CLUSTER)
+    assert memory.keys() == {"n0/0", "n1/0", "n1/1"}
+    first = memory["n0/0"]
     assert first.params_bytes == (256 * 256 + 2 * BLOCK) * 4
     assert first.grads_bytes == first.params_bytes
     assert first.state_bytes == 3 * first.params_bytes
-    second = memory["b/0"]
+    second = memory["n1/0"]
     assert second.params_bytes == (4 * BLOCK + 256 * 256) * 4
     assert second.state_bytes == pytest.approx(3 * second.params_bytes / 2)
     # Stage 0 of 2 holds two microbatches of two samples, three inputs of 16 KiB each.
@@ -49,14 +50,14 @@ def test_parts_by_hand():
 
 
 def test_state_lies_where_the_shares_say():
-    share = StateShare(groups=("*",), shares={Place("z/0"): 1.0})
-    plan = make_plan(Stage(devices=("a/0",), layers=(0, 8)), state=(share,))
-    memory = plan_memory(plan, CHAIN)
-    assert memory["a/0"].state_bytes == 0
-    assert memory["z/0"].state_bytes == CHAIN.num_params * 12
-    assert memory["z/0"].params_bytes == 0
-    momentum = plan_memory(plan, CHAIN, moments=1)
-    assert momentum["z/0"].state_bytes == CHAIN.num_params * 8
+    share = StateShare(groups=("*",), shares={Place("n2/0"): 1.0})
+    plan = make_plan(Stage(devices=("n0/0",), layers=(0, 8)), state=(share,))
+    memory = plan_memory(plan, CHAIN, CLUSTER)
+    assert memory["n0/0"].state_bytes == 0
+    assert memory["n2/0"].state_bytes == CHAIN.num_params * 12
+    assert memory["n2/0"].params_bytes == 0
+    momentum = plan_memory(plan, CHAIN, CLUSTER, moments=1)
+    assert momentum["n2/0"].state_bytes == CHAIN.num_params * 8
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 5])
@@ -65,19 +66,19 @@ def test_state_is_stored_once(num_stages: int, microbatches: int):
     edges = [8 * k // num_stages for k in range(num_stages + 1)]
     plan = make_plan(
         *(
-            Stage(devices=(f"a/{k}",), layers=(edges[k], edges[k + 1]))
+            Stage(devices=(f"n0/{k}",), layers=(edges[k], edges[k + 1]))
             for k in range(num_stages)
         ),
         microbatches=microbatches,
     )
-    memory = plan_memory(plan, CHAIN)
+    memory = plan_memory(plan, CHAIN, CLUSTER)
     assert sum(m.state_bytes for m in memory.values()) == CHAIN.num_params * 12
     live = live_microbatches(Schedule.ONE_F_ONE_B, plan.replicas[0])
     assert live == [min(num_stages - k, microbatches) for k in range(num_stages)]
 
 
 def test_live_microbatches_of_the_other_schedules():
-    stages = [Stage(devices=(f"a/{k % 2}",), layers=(k, k + 1)) for k in range(4)]
+    stages = [Stage(devices=(f"n0/{k % 2}",), layers=(k, k + 1)) for k in range(4)]
     replica = make_plan(*stages, microbatches=8).replicas[0]
     assert live_microbatches(Schedule.GPIPE, replica) == [8] * 4
     live = live_microbatches(Schedule.INTERLEAVED, replica)
@@ -86,8 +87,8 @@ def test_live_microbatches_of_the_other_schedules():
 
 
 def test_tensor_parallelism_divides_split_weights_only():
-    plan = make_plan(Stage(devices=("a/0", "a/1"), layers=(0, 8), tensor=2))
-    parts = plan_memory(plan, CHAIN)["a/0"]
+    plan = make_plan(Stage(devices=("n0/0", "n0/1"), layers=(0, 8), tensor=2))
+    parts = plan_memory(plan, CHAIN, CLUSTER)["n0/0"]
     scales = 6 * 256
     assert parts.params_bytes == ((CHAIN.num_params - scales) / 2 + scales) * 4
 
@@ -101,8 +102,8 @@ def test_two_stages_of_a_device_are_never_in_a_backward_at_once():
 
 
 def test_whole_leaves_never_promise_less():
-    stage = Stage(devices=("a/0", "a/1"), layers=(0, 8), lanes=2, dtype="bfloat16")
-    cut = plan_memory(make_plan(stage), CHAIN)["a/0"]
-    whole = plan_memory(make_plan(stage), CHAIN, whole_leaves=True)["a/0"]
+    stage = Stage(devices=("n0/0", "n0/1"), layers=(0, 8), lanes=2, dtype="bfloat16")
+    cut = plan_memory(make_plan(stage), CHAIN, CLUSTER)["n0/0"]
+    whole = plan_memory(make_plan(stage), CHAIN, CLUSTER, whole_leaves=True)["n0/0"]
     assert whole.sync_bytes >= cut.sync_bytes
     assert whole.state_bytes > cut.state_bytes

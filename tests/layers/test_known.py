@@ -1,5 +1,6 @@
 """Chains by formula are the chains that a trace of the same shape gives."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 
 from hexijax.errors import UserError
-from hexijax.layers.chain import Chain, Remat
+from hexijax.layers.chain import Chain, Layer, Remat
+from hexijax.layers.kernels import trace_chain
 from hexijax.layers.known import NAMES, bert, gpt, known, llama, vit
 from hexijax.layers.loss import nnx_loss
-from hexijax.layers.trace import trace_model
 from models.bert import Bert, BertConfig
 from models.gpt import GPT, GPTConfig
 from models.llama import Llama, LlamaConfig
@@ -18,14 +19,17 @@ from models.losses import classification_loss, masked_token_loss, next_token_los
 from models.vit import ViT, ViTConfig
 
 LENGTH, VOCAB = 40, 96
-SHAPE: dict[str, Any] = {"depth": 2, "width": 48, "num_heads": 4, "ff_width": 112}
+SHAPE: dict[str, Any] = {"depth": 2, "width": 64, "num_heads": 4, "ff_width": 112}
 TOKENS = np.zeros((1, LENGTH), np.int32)
 
 
 def traced(module: Any, config: Any, batch: dict[str, Any], score: Any) -> Chain:
-    loss = nnx_loss(lambda rngs: module(config, rngs=rngs), score)
-    params = loss.abstract_params()
-    return trace_model(loss, params, batch, microbatch_size=1).chain
+    def build(rngs: Any, dtype: str = "float32", attention: str | None = None) -> Any:
+        changed = dataclasses.replace(config, dtype=dtype, attention=attention)
+        return module(changed, rngs=rngs)
+
+    loss = nnx_loss(build, score)
+    return trace_chain(loss, loss.abstract_params(), batch, dtype=config.dtype)
 
 
 def next_token(model: Any, batch: dict[str, Any]) -> Any:
@@ -40,7 +44,6 @@ def a_gpt(dtype: str) -> tuple[Chain, Chain]:
         max_length=64,
         length=LENGTH,
         dtype=dtype,
-        fused_attention=False,
         **SHAPE,
     )
     return made, traced(GPT, config, batch, next_token)
@@ -50,7 +53,7 @@ def a_llama(dtype: str, *, tied: bool = False, kv: int = 2) -> tuple[Chain, Chai
     own: dict[str, Any] = {"vocab_size": VOCAB, "num_kv_heads": kv, "tied": tied}
     config = LlamaConfig(dtype=dtype, **own, **SHAPE)
     batch = {"tokens": np.zeros((1, LENGTH + 1), np.int32)}
-    made = llama(length=LENGTH, dtype=dtype, fused_attention=False, **own, **SHAPE)
+    made = llama(length=LENGTH, dtype=dtype, **own, **SHAPE)
     return made, traced(Llama, config, batch, next_token)
 
 
@@ -66,7 +69,6 @@ def a_bert(dtype: str) -> tuple[Chain, Chain]:
         max_length=64,
         length=LENGTH,
         dtype=dtype,
-        fused_attention=False,
         **SHAPE,
     )
     return made, traced(Bert, config, batch, score)
@@ -80,7 +82,7 @@ def a_vit(dtype: str) -> tuple[Chain, Chain]:
     config = ViTConfig(dtype=dtype, **size, **SHAPE)
     images = np.zeros((1, 24, 24, 3), np.float32)
     batch = {"images": images, "labels": np.zeros((1,), np.int32)}
-    made = vit(dtype=dtype, fused_attention=False, **size, **SHAPE)
+    made = vit(dtype=dtype, **size, **SHAPE)
     return made, traced(ViT, config, batch, score)
 
 
@@ -102,26 +104,34 @@ def test_a_formula_meets_the_trace(case: str):
     assert made.batch == want.batch
     assert made.dtype == want.dtype
     assert made.fingerprint() == want.fingerprint()
-    for layer, other in zip(made.layers, want.layers, strict=True):
-        assert (layer.name, layer.groups) == (other.name, other.groups)
-        assert set(layer.batch) == set(other.batch)
-        assert layer.border_bytes == pytest.approx(other.border_bytes, rel=0.1)
-        for policy in Remat:
-            kept, wanted = (x.activation_bytes[policy] for x in (layer, other))
-            assert kept == pytest.approx(wanted, rel=0.1), (layer.name, policy)
-        if layer.name == "embed":
-            continue  # a lookup: next to no operations, and its zeros by microbatch
-        flops = (layer.forward_flops, layer.backward_flops)
-        wanted_flops = (other.forward_flops, other.backward_flops)
-        assert flops == pytest.approx(wanted_flops, rel=0.02), layer.name
-        # A trace counts the weights too: read, and cast.
-        size = sum(want.group(name).size for name in layer.groups)
-        weights = size * (4 if made.dtype == "float32" else 4 + 2 + 2)
-        moved = other.forward_bytes - weights
-        assert layer.forward_bytes == pytest.approx(moved, rel=0.1, abs=1024)
-    for way in ("forward_flops", "backward_flops"):
-        ours, theirs = (sum(getattr(x, way) for x in c.layers) for c in (made, want))
-        assert ours == pytest.approx(theirs, rel=0.02)
+    for fused in (False, True):
+        layers, others = (x.layers_under(fused_attention=fused) for x in (made, want))
+        for layer, other in zip(layers, others, strict=True):
+            check_layer(layer, other)
+        for way in ("forward_flops", "backward_flops"):
+            ours, theirs = (sum(getattr(x, way) for x in c) for c in (layers, others))
+            assert ours == pytest.approx(theirs, rel=0.02)
+    carried = [layer.fused is not None for layer in made.layers]
+    assert carried == [layer.fused is not None for layer in want.layers]
+
+
+def check_layer(layer: Layer, other: Layer) -> None:
+    """A layer by formula, and the same of a trace."""
+    assert (layer.name, layer.groups) == (other.name, other.groups)
+    assert set(layer.batch) == set(other.batch)
+    assert layer.border_bytes == pytest.approx(other.border_bytes, rel=0.1)
+    assert layer.joined_bytes == pytest.approx(other.joined_bytes, rel=0.1)
+    for policy in Remat:
+        kept, wanted = (x.activation_bytes[policy] for x in (layer, other))
+        assert kept == pytest.approx(wanted, rel=0.1), (layer.name, policy)
+    moved, other_moved = ((x.forward_bytes, x.backward_bytes) for x in (layer, other))
+    assert moved == pytest.approx(other_moved, rel=0.1), layer.name
+    if layer.name == "embed":
+        return  # a lookup: next to no operations, and its zeros by microbatch
+    assert set(layer.products) == set(other.products)
+    flops = (layer.forward_flops, layer.backward_flops)
+    wanted_flops = (other.forward_flops, other.backward_flops)
+    assert flops == pytest.approx(wanted_flops, rel=0.02), layer.name
 
 
 def test_equal_blocks_share_a_signature_and_the_last_of_a_vit_does_not():
@@ -133,16 +143,17 @@ def test_equal_blocks_share_a_signature_and_the_last_of_a_vit_does_not():
 
 
 def test_fused_attention_keeps_no_scores():
-    plain, fused = (
-        gpt(depth=1, width=512, num_heads=8, length=4096, fused_attention=on).layers[1]
-        for on in (False, True)
-    )
+    plain = gpt(depth=1, width=512, num_heads=8, length=4096).layers[1]
+    fused = plain.under(fused_attention=True)
     scores = 8 * 4096**2
     for policy, item_bytes in ((Remat.NONE, 6), (Remat.DOTS, 4)):
         kept = plain.activation_bytes[policy] - fused.activation_bytes[policy]
         assert kept == pytest.approx(scores * item_bytes, rel=0.01)
-    assert fused.forward_flops == plain.forward_flops
     assert fused.signature != plain.signature
+    without = gpt(
+        depth=1, width=512, num_heads=8, length=4096, fused_attention=False
+    ).layers[1]
+    assert without == dataclasses.replace(plain, fused=None)
 
 
 @pytest.mark.parametrize(

@@ -92,13 +92,16 @@ def _layer(
         batch=("tokens",) if name in ("embed", "head") else (),
         forward_flops=flops,
         backward_flops=2 * flops,
+        products=(),
         forward_bytes=float(kept_bytes),
+        backward_bytes=2.0 * kept_bytes,
         border_bytes=border_bytes,
         activation_bytes={
             Remat.NONE: kept_bytes,
             Remat.DOTS: kept_bytes // 2,
             Remat.FULL: 2**14,
         },
+        joined_bytes=kept_bytes,
     )
 
 

@@ -31,7 +31,8 @@ def check_plan(plan: Plan, cluster: Cluster) -> None:
     assert parse(render(plan, CHAIN)) == plan
     promised = plan.prediction.memory_bytes
     assert promised == {
-        name: parts.total_bytes for name, parts in plan_memory(plan, CHAIN).items()
+        name: parts.total_bytes
+        for name, parts in plan_memory(plan, CHAIN, cluster).items()
     }
     for name, num_bytes in promised.items():
         assert num_bytes <= cluster.device(name).usable_memory_bytes

@@ -118,7 +118,10 @@ def _layer(index: int, num_layers: int, tied: list[str], rows: int) -> Layer:
         batch=("tokens",) if index == 0 or last else (),
         forward_flops=2.0 * rows * 64,
         backward_flops=4.0 * rows * 64,
+        products=(),
         forward_bytes=4.0 * rows * 64,
+        backward_bytes=8.0 * rows * 64,
         border_bytes=0 if last else 256,
         activation_bytes={Remat.NONE: 1024, Remat.DOTS: 512, Remat.FULL: 256},
+        joined_bytes=512,
     )

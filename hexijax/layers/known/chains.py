@@ -2,21 +2,31 @@
 
     sizes -> costs and leaves of embed, block, head -> Chain
 
-``length`` is the sequence, ``dtype`` what layers compute in. With ``fused_attention``
-scores are never written to memory, as in flash attention; without, they are kept as
-plain XLA keeps them. The names and shapes of leaves are the same either way.
+``length`` is the sequence, ``dtype`` what layers compute in. A block keeps and moves
+attention's scores; with ``fused_attention`` it carries beside that what it does on
+kinds with cuDNN's kernel, which writes none. Names and shapes of leaves are the same.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
-from hexijax.layers.chain import ITEM_BYTES, Array, Chain, Group, Layer, Leaf, Remat
+from hexijax.layers.chain import (
+    ITEM_BYTES,
+    Array,
+    Chain,
+    Group,
+    Layer,
+    Leaf,
+    Product,
+    Remat,
+)
 from hexijax.layers.known import costs, leaves
 from hexijax.layers.known.leaves import Rows
 from hexijax.layers.known.terms import Bytes, Costs, Sizes, product, total, total_bytes
+from hexijax.layers.layer import BACKWARD_PRODUCTS, FUSED_DTYPES
 
 _FUSED: Bytes = {"NT": (0, 4)}
-"""What fused attention keeps beside its inputs and output: a normaliser a query."""
+"""What fused attention keeps for its scores: a normaliser a query."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,12 +227,13 @@ def _chain(
         border = family.last_border if i == last - 1 else "TD"
         return _layer(
             names[i],
-            _fused(cost) if fused_attention else cost,
+            cost,
             sizes,
             dtype,
             groups=tuple(group.name for group in groups if i in group.layers),
             batch=reads.get(i, ()),
             border="" if i == last else border,
+            fused_attention=fused_attention,
         )
 
     return Chain(
@@ -247,20 +258,62 @@ def _leaves(rows: Rows, sizes: Sizes, *, prefix: str) -> tuple[Leaf, ...]:
 
 
 def _fused(cost: Costs) -> Costs:
-    """The same operations, with no array of scores."""
-    if costs.SCORES not in cost.kept:
-        return cost
+    """The same with a kernel that keeps its output instead of scores.
+
+    It skips what a causal mask hides, and makes the scores again in the backward.
+    """
 
     def without(terms: Bytes, extra: Bytes) -> Bytes:
-        gone = (costs.SCORES, "TT", *extra)
-        return {k: v for k, v in terms.items() if k not in gone} | dict(extra)
+        kept = {k: v for k, v in terms.items() if k not in (costs.SCORES, "NT")}
+        return kept | dict(extra)
 
+    products = 4 * (0.5 if _is_causal(cost) else 1.0)
+    gone = dict.fromkeys((costs.SCORES, "TT"), 0)
+    each, always = cost.kept["TD"]
     return dataclasses.replace(
         cost,
-        moved=without(cost.moved, _FUSED),
-        kept=without(cost.kept, _FUSED),
+        forward=dict(cost.forward) | gone | {"TTD": products},
+        backward=dict(cost.backward) | gone | {"TTD": BACKWARD_PRODUCTS * products},
+        moved=without(cost.moved, {}),
+        back=without(cost.back, {}),
+        kept={**without(cost.kept, _FUSED), "TD": (each + 1, always)},
         dots=without(cost.dots, _FUSED),
+        joined=without(cost.joined, _FUSED),
     )
+
+
+def _is_causal(cost: Costs) -> bool:
+    return "TT" in cost.forward  # the mask's own arithmetic
+
+
+def _products(cost: Costs, sizes: Sizes, fused: bool) -> tuple[Product, ...]:
+    weights = tuple(
+        Product(rows=sizes[rows], inner=sizes[inner], columns=sizes[columns], count=n)
+        for rows, inner, columns, n in cost.products
+    )
+    if costs.SCORES not in cost.joined and not fused:
+        return weights
+    length, features, heads = sizes["T"], sizes["H"], sizes["N"]
+    if fused:
+        scores = Product(
+            rows=length,
+            inner=features,
+            columns=length,
+            count=cost.forward["TTD"] / 2 * heads,
+            shared=False,
+            fused=True,
+        )
+        return (*weights, scores)
+    # The queries that share a key head are rows of one product.
+    groups = sizes.get("K", sizes["D"]) // features
+    shared, count = length * heads // groups, float(groups)
+    scores = Product(
+        rows=shared, inner=features, columns=length, count=count, shared=False
+    )
+    mixing = Product(
+        rows=features, inner=length, columns=shared, count=count, shared=False
+    )
+    return (*weights, scores, mixing)
 
 
 def _layer(
@@ -272,24 +325,34 @@ def _layer(
     groups: tuple[str, ...],
     batch: tuple[str, ...],
     border: str,
+    fused_attention: bool,
 ) -> Layer:
-    item = ITEM_BYTES[dtype]
-    kept = {Remat.NONE: cost.kept, Remat.DOTS: cost.dots, Remat.FULL: cost.full}
-    # Equal figures come of equal work: what a signature promises.
-    kind = name.split("/")[0]
-    shape = " ".join(f"{letter}{size}" for letter, size in sorted(sizes.items()))
-    fused = "" if costs.SCORES in cost.kept else " fused"
-    border_bytes = product(border, sizes) * item if border else 0
-    return Layer(
-        name=name,
-        signature=f"{kind} {dtype}{fused} {shape} -> {border}",
-        groups=groups,
-        batch=batch,
-        forward_flops=total(cost.forward, sizes),
-        backward_flops=total(cost.backward, sizes),
-        forward_bytes=float(total_bytes(cost.moved, sizes, item)),
-        border_bytes=border_bytes,
-        activation_bytes={
-            policy: total_bytes(terms, sizes, item) for policy, terms in kept.items()
-        },
-    )
+    def layer(cost: Costs, fused: Layer | None, *, is_fused: bool) -> Layer:
+        item = ITEM_BYTES[dtype]
+        kept = {Remat.NONE: cost.kept, Remat.DOTS: cost.dots, Remat.FULL: cost.full}
+        # Equal figures come of equal work: what a signature promises.
+        kind = name.split("/")[0]
+        shape = " ".join(f"{letter}{size}" for letter, size in sorted(sizes.items()))
+        return Layer(
+            name=name,
+            signature=f"{kind} {dtype}{' fused' * is_fused} {shape} -> {border}",
+            groups=groups,
+            batch=batch,
+            forward_flops=total(cost.forward, sizes),
+            backward_flops=total(cost.backward, sizes),
+            products=_products(cost, sizes, is_fused),
+            forward_bytes=float(total_bytes(cost.moved, sizes, item)),
+            backward_bytes=float(total_bytes(cost.back, sizes, item)),
+            border_bytes=product(border, sizes) * item if border else 0,
+            activation_bytes={
+                policy: total_bytes(terms, sizes, item)
+                for policy, terms in kept.items()
+            },
+            joined_bytes=total_bytes(cost.joined, sizes, item),
+            fused=fused,
+        )
+
+    fused = None
+    if fused_attention and costs.SCORES in cost.kept and dtype in FUSED_DTYPES:
+        fused = layer(_fused(cost), None, is_fused=True)
+    return layer(cost, fused, is_fused=False)

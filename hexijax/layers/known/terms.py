@@ -19,6 +19,9 @@ Bytes = Mapping[str, tuple[int, int]]
 """For each product of letters: a factor of the compute dtype's bytes, and the bytes
 that are there in any dtype (float32 inside norms and softmax, casts to it)."""
 
+Products = tuple[tuple[str, str, str, float], ...]
+"""Rows, what is summed over, columns, and how many."""
+
 
 def product(letters: str, sizes: Sizes) -> int:
     """The product that some letters stand for."""
@@ -50,8 +53,14 @@ class Costs:
     backward: Terms
     """Operations, twice those of the products and what norms and softmax ask for."""
 
+    products: Products
+    """Of the forward with a weight; attention's follow from its sizes."""
+
     moved: Bytes
-    """What the forward reads and writes, equation by equation, weights left out."""
+    """What the forward's kernels between products read and write, weights left out."""
+
+    back: Bytes
+    """The same of the backward."""
 
     kept: Bytes
     """Kept for the backward without remat."""
@@ -61,3 +70,6 @@ class Costs:
 
     full: Bytes
     """Kept of the input alone."""
+
+    joined: Bytes
+    """Kept without remat where forward and backward are one program."""

@@ -60,9 +60,12 @@ def model_chain(folder: Path, model: str) -> Chain:
                 batch=("tokens",) if part in ("embed", "head") else (),
                 forward_flops=flops,
                 backward_flops=2 * flops,
+                products=(),
                 forward_bytes=float(one["act_mem_bytes"][i]),
+                backward_bytes=2.0 * one["act_mem_bytes"][i],
                 border_bytes=0 if part == "head" else one["act_output_bytes"][i],
                 activation_bytes=dict.fromkeys(Remat, one["act_mem_bytes"][i]),
+                joined_bytes=one["act_mem_bytes"][i],
             )
         )
     return Chain(
