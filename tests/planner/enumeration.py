@@ -283,7 +283,7 @@ class _Search:
     def _step_s(self, replicas: list[Replica], bound_s: float) -> float:
         """Seconds of a plan; the best is kept. Infinite where it does not fit."""
         plan = Plan(replicas=tuple(replicas), batch_size=self._batch_size)
-        for name, parts in plan_memory(plan, self._chain).items():
+        for name, parts in plan_memory(plan, self._chain, self._cluster).items():
             if parts.total_bytes > self._cluster.device(name).usable_memory_bytes:
                 return math.inf
         self.found.simulated += 1

@@ -123,13 +123,16 @@ def small_chain(rng: random.Random, num_layers: int) -> Chain:
             batch=("x",) if i in (0, num_layers - 1) else (),
             forward_flops=weight * flops,
             backward_flops=2 * weight * flops,
+            products=(),
             forward_bytes=float(kept_bytes * weight),
+            backward_bytes=2.0 * kept_bytes * weight,
             border_bytes=border_bytes if i < num_layers - 1 else 0,
             activation_bytes={
                 Remat.NONE: int(kept_bytes * weight),
                 Remat.DOTS: int(kept_bytes * weight / 2),
                 Remat.FULL: border_bytes,
             },
+            joined_bytes=int(kept_bytes * weight),
         )
         for i, (group, weight) in enumerate(zip(groups, weights, strict=True))
     )

@@ -96,7 +96,8 @@ class Runs:
     ) -> None:
         self._shape, self._parameters, self._whole = shape, parameters, whole
         self._item_bytes = ITEM_BYTES[shape.dtype]
-        layers, dtype, tensor = chain.layers, shape.dtype, shape.tensor
+        dtype, tensor = shape.dtype, shape.tensor
+        layers = chain.layers_under(fused_attention=shape.fused_attention)
         times = layer_times(chain, shape, samples)
         self._seconds_FS = _span_sums(
             np.array([t.forward_s + t.backward_s for t in times])
