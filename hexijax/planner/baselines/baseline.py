@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from hexijax.cluster import Cluster
-from hexijax.costs.compute import layer_times
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, Yard
@@ -40,11 +39,19 @@ class Baseline(Protocol):
         ...
 
 
+Pools = Callable[[Yard, PlanOptions], Iterable[Sequence[Block]]]
+"""The parts of the cluster a system looks at."""
+
 Drafter = Callable[[Composer, Sequence[Block]], Iterable[Draft]]
 """Yields what a system would consider on some blocks of the cluster."""
 
 
-def from_drafts(drafter: Drafter) -> Baseline:
+def all_pools(yard: Yard, options: PlanOptions) -> Iterable[Sequence[Block]]:
+    """Every pool, or the whole cluster where no device may be left out."""
+    return yard.pools[:1] if options.use_all_devices else yard.pools
+
+
+def from_drafts(drafter: Drafter, pools: Pools = all_pools) -> Baseline:
     """The baseline that tries all drafts on all pools."""
 
     def baseline(
@@ -59,9 +66,8 @@ def from_drafts(drafter: Drafter) -> Baseline:
         yard = Yard(chain, cluster, dtype, options.tensor_degrees)
         composer = Composer(chain, yard, batch_size, options)
         finals = Finals(composer, judge)
-        pools = yard.pools[:1] if options.use_all_devices else yard.pools
-        for pool in pools:
-            if bound_s(composer, pool) * BOUND_SLACK < finals.best_s:
+        for pool in pools(yard, options):
+            if bound_s(composer, pool) * BOUND_SLACK < composer.best_s:
                 for draft in drafter(composer, pool):
                     finals.add(composer.sketches(draft))
         return finals.plan()
@@ -71,26 +77,18 @@ def from_drafts(drafter: Drafter) -> Baseline:
 
 def bound_s(composer: Composer, pool: Sequence[Block]) -> float:
     """Seconds of a step in which all devices always compute and never wait."""
-    rates: dict[tuple[str, str], float] = {}
-    total = 0.0
-    for block in pool:
-        key = (block.kind, block.dtype)
-        if key not in rates:
-            shape = composer.yard.meshes(block, 1)[0].shape
-            rates[key] = 1 / min(
-                sum(t.total_s() for t in layer_times(composer.chain, shape, n)) / n
-                for n in (1, 2, 4, 8, 16, 32, 64)
-            )
-        total += rates[key] * len(block.devices)
-    return composer.batch_size / total if total else float("inf")
+    rate = sum(
+        len(block.devices) / composer.sample_s(composer.yard.meshes(block, 1)[0])
+        for block in pool
+    )
+    return composer.batch_size / rate if rate else float("inf")
 
 
 def with_lanes(
     yard: Yard, pipelines: Sequence[Pipeline]
 ) -> Iterator[tuple[Pipeline, ...]]:
     """The pipelines with neighbours joined as lanes; and as they are, if few."""
-    most = max((len(m.block.devices) for p in pipelines for m in p), default=1)
-    together = tuple(joined(yard, pipelines, most))
+    together = tuple(joined(yard, pipelines))
     yield together
     if len(together) < len(pipelines) <= MOST_SINGLES:
         yield tuple(pipelines)
@@ -114,15 +112,12 @@ def replica_counts(batch_size: int, most: int) -> list[int]:
     return sorted({most, divisor, 2 ** (most.bit_length() - 1)}, reverse=True)
 
 
-def grids(
-    composer: Composer, pool: Sequence[Block], order: Sequence[Block]
-) -> Iterator[tuple[Pipeline, ...]]:
+def grids(composer: Composer, order: Sequence[Block]) -> Iterator[tuple[Pipeline, ...]]:
     """Every even 3D grid on blocks in an order, ranks laid out both ways.
 
     Stages outermost put the replicas of a stage side by side, replicas outermost the
     stages of a replica.
     """
-    del pool
     yard, seen = composer.yard, set[tuple[Pipeline, ...]]()
     for tensor in yard.degrees:
         meshes: list[Mesh] = [m for block in order for m in yard.meshes(block, tensor)]

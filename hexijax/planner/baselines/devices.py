@@ -106,6 +106,7 @@ class Yard:
         )
         """Tensor degrees that divide every split weight."""
         self._keys: dict[MeshShape, int] = {}
+        self._parts: dict[tuple[str, ...], Block] = {}
         self._one_link = not cluster.links.device_pairs
         self.meshes = functools.cache(self._meshes)
 
@@ -123,12 +124,21 @@ class Yard:
             found.append(Mesh(devices=names, block=block, shape=shape, key=key))
         return tuple(found)
 
+    def part(self, block: Block, names: tuple[str, ...]) -> Block:
+        """Some of a block's devices as a block; the same one for the same names."""
+        if names == block.devices:
+            return block
+        if names not in self._parts:
+            self._parts[names] = dataclasses.replace(block, devices=names)
+        return self._parts[names]
+
     def joined(self, meshes: Sequence[Mesh]) -> Mesh:
         """Meshes of one block and degree as the lanes of one."""
         if len(meshes) == 1:
             return meshes[0]
-        block, tensor = meshes[0].block, meshes[0].shape.tensor
+        tensor = meshes[0].shape.tensor
         names = tuple(name for mesh in meshes for name in mesh.devices)
+        block = self.part(meshes[0].block, names)
         shape = self._shape(block, names, tensor, sum(mesh.lanes for mesh in meshes))
         key = self._keys.setdefault(shape, len(self._keys))
         return Mesh(devices=names, block=block, shape=shape, key=key)

@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hexijax.costs.activations import enter_bytes
+from hexijax.costs.compute import layer_times
 from hexijax.costs.links import slowest_link, transfer_s
-from hexijax.costs.memory import GRAD_BYTES
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
-from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.plan.plan import Place, Plan, Replica, Stage, StateShare, stage_place
 from hexijax.planner.baselines.devices import Mesh, Pipeline, Yard
 from hexijax.planner.baselines.runs import Load, RunCosts, even_spans, segment_lengths
 from hexijax.planner.batches import BatchOption, end_s, split_batch
@@ -31,6 +32,17 @@ from hexijax.planner.options import PlanOptions
 
 OVERLAPPED = 4
 """Layers of a segment where gradients are summed beside the backward."""
+
+
+MOST_SIZES = 64
+"""Samples of a microbatch up to which every size is tried where any will do."""
+
+UNEVEN_SHARES = (0.95, 0.8, 0.65, 0.5, 0.35)
+"""Of a device's memory, for all but the state: what to try where state is uneven."""
+
+
+WORTH = 1.25
+"""Of the best rough seconds so far: a draft whose bound is beyond is left."""
 
 
 class Layers(enum.Enum):
@@ -79,6 +91,12 @@ class Draft:
     uniform_remat: bool = False
     """One policy for all stages, each tried; else each stage's fastest that fits."""
 
+    any_size: bool = False
+    """Microbatches of any size, where each replica has its own; else they double."""
+
+    uneven_state: bool = False
+    """State goes where room is left; else it is spread evenly."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
@@ -106,6 +124,9 @@ class Sketch:
     per_segment: int | None
     """Most layers of a segment."""
 
+    share: float = 1.0
+    """Of each device's memory that was left for all but uneven state."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Setting:
@@ -115,6 +136,7 @@ class _Setting:
     policies: tuple[Remat, ...]
     per_segment: int | None
     share: float
+    stateless: bool
 
 
 class Composer:
@@ -131,9 +153,12 @@ class Composer:
         )
         self._links: dict[object, int] = {}
         self._between = functools.cache(self._link_between)
+        self._sample_s: dict[int, float] = {}
+        self.best_s = math.inf
+        """Of all sketches so far, in rough seconds."""
         self._keys: dict[Pipeline, tuple[int, ...]] = {}
         self._fits: dict[object, Fit | None] = {}
-        self._borders: dict[object, list[float]] = {}
+        self._even = functools.cache(lambda stages: even_spans(chain, stages))
 
     def sketches(self, draft: Draft) -> Iterator[Sketch]:
         """One for each microbatch size and remat policy that fits."""
@@ -141,16 +166,27 @@ class Composer:
         if members > self.batch_size or not members:
             return
         classes = self._classes(draft)
+        if self._bound_s(draft, classes) > self.best_s * WORTH:
+            return
         choices = [self.options.remat]
         if draft.uniform_remat:
             choices = [(policy,) for policy in self.options.remat]
         sync_s, crowd = self._sync_s(draft), self._crowd(draft)
         sizes = [None] if draft.batch is Batch.TIMES else self._sizes(draft)
-        for policies, size in itertools.product(choices, sizes):
-            for per_segment in self._segments(members):
-                setting = _Setting(members, policies, per_segment, 1.0)
+        for size in sizes:
+            # The first that fits is the fastest: less remat, then longer segments.
+            shares = UNEVEN_SHARES if draft.uneven_state else (1.0,)
+            for share, policies, per_segment in itertools.product(
+                shares, choices, self._segments(members)
+            ):
+                setting = _Setting(
+                    members, policies, per_segment, share, draft.uneven_state
+                )
                 step = self._step(draft, classes, size, setting)
-                if step is None:
+                if step is None or (
+                    draft.uneven_state
+                    and self._state_shares(draft, size, setting) is None
+                ):
                     continue
                 compute_s, microbatches, fit = step
                 calls = 2 * sum(
@@ -163,6 +199,7 @@ class Composer:
                     size=size,
                     policies=policies,
                     per_segment=per_segment,
+                    share=share,
                 )
                 break
 
@@ -170,8 +207,17 @@ class Composer:
         """The sketch in full, with a share of each device's memory."""
         draft = sketch.draft
         setting = _Setting(
-            len(draft.pipelines), sketch.policies, sketch.per_segment, share
+            len(draft.pipelines),
+            sketch.policies,
+            sketch.per_segment,
+            share * sketch.share,
+            draft.uneven_state,
         )
+        state: tuple[StateShare, ...] | None = (StateShare(groups=("*",), shares={}),)
+        if draft.uneven_state:
+            state = self._state_shares(draft, sketch.size, setting)
+        if state is None:
+            return None
         options = self._options(draft, sketch.size, setting)
         if options is None:
             return None
@@ -190,6 +236,7 @@ class Composer:
             ),
             batch_size=self.batch_size,
             reductions=self.options.reductions,
+            state=state,
             chain=self.chain.fingerprint(),
             cluster=self.yard.cluster.fingerprint(),
         )
@@ -237,12 +284,15 @@ class Composer:
         sizes = {2**k for k in range(max(most, 0).bit_length())}
         return sorted({*sizes, most} - {0})
 
-    def _own_sizes(self, pipeline: Pipeline) -> list[int]:
+    def _own_sizes(self, pipeline: Pipeline, draft: Draft) -> list[int]:
         most = -(-self.batch_size // unit(pipeline))
         cap = self.options.max_microbatch_size
         if cap is not None:
             most = min(most, cap * min(m.lanes for m in pipeline) // unit(pipeline))
-        return [2**k for k in range(most.bit_length())]
+        doubling = {2**k for k in range(most.bit_length())}
+        if not draft.any_size:
+            return sorted(doubling)
+        return sorted(doubling | set(range(1, min(most, MOST_SIZES) + 1)))
 
     def _step(
         self,
@@ -298,7 +348,7 @@ class Composer:
             if spans is None:
                 return None
         for key, pipeline in firsts.items():
-            sizes = [size] if size is not None else self._own_sizes(pipeline)
+            sizes = [size] if size is not None else self._own_sizes(pipeline, draft)
             if draft.batch is Batch.FLOPS_SIZES and size is not None:
                 speed = sum(m.peak_flops_per_s for m in pipeline) / unit(pipeline)
                 sizes = [max(1, round(size * speed / slowest))]
@@ -370,7 +420,7 @@ class Composer:
         return Load(
             live=min(len(pipeline) - k, most),
             members=setting.members,
-            homes=setting.members * per_home,
+            homes=0 if setting.stateless else setting.members * per_home,
             moments=self.options.moments,
             per_segment=setting.per_segment,
             policies=setting.policies,
@@ -381,7 +431,7 @@ class Composer:
         self, pipeline: Pipeline, whole: int, layers: Layers, setting: _Setting
     ) -> tuple[Span, ...] | None:
         if layers is Layers.EVEN:
-            return even_spans(self.chain, len(pipeline))
+            return self._even(len(pipeline))
         tables = [
             self._table(pipeline, k, whole, setting) for k in range(len(pipeline))
         ]
@@ -465,7 +515,75 @@ class Composer:
             ).values()
         )
 
+    def stage_s(
+        self, mesh: Mesh, spans: tuple[Span, ...], k: int, size: int, members: int
+    ) -> float | None:
+        """Seconds of stage k of a split on a mesh of one lane; None: no room."""
+        setting = _Setting(
+            members, self.options.remat, self._segments(members)[0], 1.0, False
+        )
+        load = self._load((mesh,) * len(spans), k, size, setting)
+        runs = self._costs.runs(mesh.key, mesh.shape, size)
+        found = runs.stage(spans[k], load)
+        return found[0] if found else None
+
+    def _bound_s(
+        self, draft: Draft, classes: dict[tuple[int, ...], tuple[Pipeline, int]]
+    ) -> float:
+        """Rough seconds of a step in which no device of a replica ever waits."""
+        rates = {
+            key: sum(mesh.lanes / self.sample_s(mesh) for mesh in pipeline)
+            for key, (pipeline, _) in classes.items()
+        }
+        if draft.batch is not Batch.EVEN:
+            total = sum(rates[key] * count for key, (_, count) in classes.items())
+            return self.batch_size / total
+        units = sum(unit(pipeline) * count for pipeline, count in classes.values())
+        return max(
+            self.batch_size * unit(pipeline) / units / self._even_rate(draft, pipeline)
+            for pipeline, _ in classes.values()
+        )
+
+    def _even_rate(self, draft: Draft, pipeline: Pipeline) -> float:
+        """Samples per second of one replica."""
+        rates = [mesh.lanes / self.sample_s(mesh) for mesh in pipeline]
+        even = draft.layers is Layers.EVEN
+        return len(rates) * min(rates) if even else sum(rates)
+
+    def sample_s(self, mesh: Mesh) -> float:
+        """Least seconds of a sample through all layers on a mesh's single lane."""
+        if mesh.key not in self._sample_s:
+            self._sample_s[mesh.key] = min(
+                sum(t.total_s() for t in layer_times(self.chain, mesh.shape, n)) / n
+                for n in (1, 2, 4, 8, 16, 32, 64)
+            )
+        return self._sample_s[mesh.key]
+
     # Writing it down.
+
+    def _state_shares(
+        self, draft: Draft, size: int | None, setting: _Setting
+    ) -> tuple[StateShare, ...] | None:
+        """State in proportion to the room left; None where there is not enough."""
+        options = self._options(draft, size, setting)
+        taken = options and self._taken(draft, options)
+        if not taken:
+            return None
+        shares: dict[Place, float] = {}
+        for r, (pipeline, (fit, _)) in enumerate(
+            zip(draft.pipelines, taken, strict=True)
+        ):
+            for k, (mesh, span) in enumerate(zip(pipeline, fit.spans, strict=True)):
+                load = self._load(pipeline, k, fit.option.size, setting)
+                samples = fit.option.size // mesh.lanes
+                runs = self._costs.runs(mesh.key, mesh.shape, samples)
+                used = runs.stateless_bytes(span, load, fit.remat[k])
+                room = max(mesh.block.usable_memory_bytes - used, 0)
+                shares[stage_place(r, k)] = float(room * len(mesh.devices))
+        need = self.chain.num_params * STATE_BYTES * (1 + self.options.moments)
+        if need > sum(shares.values()):
+            return None
+        return (StateShare(groups=("*",), shares=shares),)
 
     def _taken(
         self, draft: Draft, options: dict[tuple[int, ...], list[Fit]]
@@ -523,27 +641,19 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     return counts
 
 
-def joined(
-    yard: Yard, pipelines: Sequence[Pipeline], most_lanes: int
-) -> list[Pipeline]:
-    """Pipelines whose stages sit block by block beside each other, as lanes of one.
+def joined(yard: Yard, pipelines: Sequence[Pipeline]) -> list[Pipeline]:
+    """Pipelines whose stages sit node by node beside each other, as lanes of one.
 
     Lanes sum their gradients in their mesh; replicas do over the links between them.
     """
-    found: list[Pipeline] = []
     by_place: dict[object, list[Pipeline]] = {}
     for pipeline in pipelines:
-        place = tuple((id(m.block), m.shape.tensor, m.lanes) for m in pipeline)
+        place = tuple(
+            (m.block.node, m.block.kind, m.block.usable_memory_bytes, m.key)
+            for m in pipeline
+        )
         by_place.setdefault(place, []).append(pipeline)
-    for some in by_place.values():
-        for start in range(0, len(some), most_lanes):
-            group = some[start : start + most_lanes]
-            found.append(
-                tuple(yard.joined(meshes) for meshes in zip(*group, strict=True))
-            )
-    return found
-
-
-def only_meshes(pipelines: Sequence[Pipeline]) -> list[Mesh]:
-    """All meshes of some pipelines."""
-    return [mesh for pipeline in pipelines for mesh in pipeline]
+    return [
+        tuple(yard.joined(meshes) for meshes in zip(*some, strict=True))
+        for some in by_place.values()
+    ]

@@ -40,14 +40,14 @@ class Finals:
         self.composer, self._judge = composer, judge
         self._kept: dict[int, list[tuple[float, int, Sketch]]] = {}
         self._order = itertools.count()
-        self.best_s = float("inf")
 
     def add(self, sketches: Iterable[Sketch]) -> None:
         """Takes those among the best of their number of replicas."""
         for sketch in sketches:
             heap = self._kept.setdefault(len(sketch.draft.pipelines), [])
             entry = (-sketch.step_s, -next(self._order), sketch)
-            self.best_s = min(self.best_s, sketch.step_s)
+            best_s = min(self.composer.best_s, sketch.step_s)
+            self.composer.best_s = best_s
             if len(heap) < KEPT:
                 heapq.heappush(heap, entry)
             else:

@@ -15,7 +15,7 @@ from hexijax.planner.baselines.draft import Composer, Draft
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     """All grids on a pool."""
     for order in orders(pool):
-        for pipelines in grids(composer, pool, order):
+        for pipelines in grids(composer, order):
             yield Draft(pipelines=pipelines, uniform_remat=True)
 
 

@@ -1,0 +1,114 @@
+"""Metis: uneven layers, one tensor and one data degree a stage, equal replicas.
+
+Every kind cuts its devices into meshes of its own degrees and gives each replica as
+many stages as there are meshes for; kinds follow each other in the pipeline, in each of
+a few orders. Layers are balanced with measured times, microbatches are equal.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+
+from hexijax.planner.baselines.baseline import from_drafts, grids
+from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, orders
+from hexijax.planner.baselines.draft import Composer, Draft, Layers
+
+MOST_FORMS = 200
+"""Combinations of degrees that are looked at, the most promising first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Form:
+    """Stages of each kind in a replica, and how many replicas."""
+
+    bound_s: float
+    replicas: int
+    parts: tuple[tuple[Sequence[Mesh], int], ...]
+    """Meshes of each kind, and how many of them a replica has."""
+
+
+def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
+    """Forms by their bound, and the even grids."""
+    for order in orders(pool):
+        forms = sorted(_forms(composer, order), key=lambda form: form.bound_s)
+        for form in forms[:MOST_FORMS]:
+            if form.bound_s > composer.best_s:
+                break
+            for pipelines in _laid_out(form):
+                yield Draft(pipelines=pipelines, layers=Layers.TIMES)
+        for pipelines in grids(composer, order):
+            yield Draft(pipelines=pipelines, layers=Layers.TIMES)
+
+
+def _forms(composer: Composer, order: Sequence[Block]) -> Iterator[_Form]:
+    kinds: dict[tuple[str, int], list[Block]] = {}
+    for block in order:
+        kinds.setdefault((block.kind, block.usable_memory_bytes), []).append(block)
+    choices = [_cuts(composer, blocks) for blocks in kinds.values()]
+    num_layers = len(composer.chain.layers)
+    for cuts in itertools.product(*choices):
+        counts = [len(meshes) for meshes in cuts]
+        for replicas in _replica_counts(counts, num_layers, composer.batch_size):
+            stages = [count // replicas for count in counts]
+            if not 0 < sum(stages) <= num_layers:
+                continue
+            rate = sum(
+                count * meshes[0].lanes / composer.sample_s(meshes[0])
+                for count, meshes in zip(stages, cuts, strict=True)
+                if count
+            )
+            parts = tuple(
+                (meshes, count)
+                for meshes, count in zip(cuts, stages, strict=True)
+                if count
+            )
+            yield _Form(
+                bound_s=composer.batch_size / replicas / rate,
+                replicas=replicas,
+                parts=parts,
+            )
+
+
+def _cuts(composer: Composer, blocks: Sequence[Block]) -> list[list[Mesh]]:
+    """A kind's devices in meshes of every tensor and data degree."""
+    yard = composer.yard
+    widest = max(len(block.devices) for block in blocks)
+    found: list[list[Mesh]] = []
+    for tensor in yard.degrees:
+        for lanes in sorted({*_powers(widest // tensor), widest // tensor} - {0}):
+            meshes = [m for block in blocks for m in yard.meshes(block, tensor, lanes)]
+            if meshes:
+                found.append(meshes)
+    return found
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length())]
+
+
+def _replica_counts(
+    counts: Sequence[int], num_layers: int, batch_size: int
+) -> list[int]:
+    """Counts at which some kind's meshes are used up, or nearly."""
+    found = {
+        count // stages
+        for count in counts
+        for stages in range(1, min(count, num_layers) + 1)
+    }
+    return sorted(n for n in found if n <= batch_size)
+
+
+def _laid_out(form: _Form) -> Iterator[tuple[Pipeline, ...]]:
+    """A replica's stages side by side, or a stage's replicas."""
+    near: list[list[Mesh]] = [[] for _ in range(form.replicas)]
+    far: list[list[Mesh]] = [[] for _ in range(form.replicas)]
+    for meshes, count in form.parts:
+        for r in range(form.replicas):
+            near[r] += meshes[r * count : (r + 1) * count]
+            far[r] += meshes[r : count * form.replicas : form.replicas]
+    yield tuple(map(tuple, near))
+    if near != far:
+        yield tuple(map(tuple, far))
+
+
+metis_style = from_drafts(drafts)
