@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 
 from hexijax.costs.compute import border_bytes_in
+from hexijax.costs.rates import SPLIT_SHARE
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program.schedules import Way, schedule_replica
-
-SPLIT_SHARE = 0.65
-"""Of what a layer keeps, the share that tensor parallelism divides; norms' outputs and
-residual sums stay whole on every device (Megatron's 24 of 34 bytes, rounded down)."""
 
 BORDERS_IN_FLIGHT = 2
 """Of each border: one being used and one arriving."""

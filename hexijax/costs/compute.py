@@ -2,19 +2,30 @@
 
     Chain, MeshShape, samples a lane -> layer_times -> (LayerTime, ...)
 
-A layer takes its arithmetic or its memory traffic, whichever is longer, plus what its
-tensor-parallel products must exchange. All lanes run at once, so their number does not
-enter.
+A layer takes its products, one by one by their shapes, and the memory traffic of the
+kernels between them, plus what tensor-parallel products must exchange. All lanes run at
+once, so their number does not enter.
 """
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
 from hexijax.costs.measured import measured_s, missing
-from hexijax.costs.rates import RECOMPUTE_FRACTION, Rate, rate
+from hexijax.costs.products import backward_s as backward_s_of
+from hexijax.costs.products import forward_s as forward_s_of
+from hexijax.costs.rates import (
+    RECOMPUTE_DOTS,
+    RECOMPUTE_FULL,
+    RESIDUAL_PASSES,
+    SPLIT_SHARE,
+    Rate,
+    rate,
+)
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
-from hexijax.layers.layer import FUSED_DTYPES
+from hexijax.layers.layer import BACKWARD_PRODUCTS, FUSED_DTYPES
 
 ALL_REDUCES_A_PASS = 2
 """A layer split by columns then rows sums its output twice a pass: after attention and
@@ -69,23 +80,72 @@ class LayerTime:
     """Seconds of one layer for one microbatch."""
 
     forward_s: float
-    """The forward."""
+    """The forward, in one program with its backward."""
 
     backward_s: float
     """The backward, without recomputation."""
 
-    recompute_s: dict[Remat, float]
+    recompute_s: Mapping[Remat, float]
     """What each remat policy adds to the backward."""
 
+    residual_s: Mapping[Remat, tuple[float, float]]
+    """What writing and reading residuals adds to forward and backward where they are
+    programs of their own."""
+
+    def forward(self, policy: Remat, *, joined: bool) -> float:
+        """The forward; ``joined``: in one program with its backward."""
+        return self.forward_s + (0.0 if joined else self.residual_s[policy][0])
+
+    def backward(self, policy: Remat, *, joined: bool) -> float:
+        """The backward with its recomputation."""
+        apart_s = 0.0 if joined else self.residual_s[policy][1]
+        return self.backward_s + self.recompute_s[policy] + apart_s
+
+    def added_s(self, policy: Remat, *, joined: bool = False) -> float:
+        """What a policy adds to forward and backward."""
+        apart_s = 0.0 if joined else sum(self.residual_s[policy])
+        return self.recompute_s[policy] + apart_s
+
     def total_s(self, policy: Remat = Remat.NONE) -> float:
-        """Forward, backward and recomputation."""
+        """Forward, backward and recomputation in one program."""
         return self.forward_s + self.backward_s + self.recompute_s[policy]
 
 
 def layer_times(chain: Chain, mesh: MeshShape, samples: int) -> tuple[LayerTime, ...]:
-    """The times of every layer for a microbatch of ``samples`` a lane."""
+    """The times of every layer for a microbatch of ``samples`` a lane.
+
+    Equal layers are priced once, and a mesh and size once for a chain.
+    """
+    return _layer_times(Same(chain), mesh, samples)
+
+
+@functools.lru_cache(maxsize=4096)
+def _layer_times(same: "Same", mesh: MeshShape, samples: int) -> tuple[LayerTime, ...]:
+    chain = same.chain
     layers = chain.layers_under(fused_attention=mesh.fused_attention)
-    return tuple(_layer_time(chain, layer, mesh, samples) for layer in layers)
+    sizes = {group.name: group.size for group in chain.groups}
+    priced: dict[tuple[str, int], LayerTime] = {}
+    found = []
+    for layer in layers:
+        num_params = sum(sizes[name] for name in layer.groups)
+        key = (layer.signature, num_params)
+        if key not in priced:
+            priced[key] = _layer_time(chain, layer, num_params, mesh, samples)
+        found.append(priced[key])
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A chain as a key: equal to itself alone, so that no field is compared."""
+
+    chain: Chain
+
+    def __hash__(self) -> int:
+        return id(self.chain)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.chain is self.chain
 
 
 def missing_times(chain: Chain, mesh: MeshShape) -> str | None:
@@ -96,43 +156,68 @@ def missing_times(chain: Chain, mesh: MeshShape) -> str | None:
     return next((fault for fault in faults if fault), None)
 
 
-def _layer_time(chain: Chain, layer: Layer, mesh: MeshShape, samples: int) -> LayerTime:
+def _layer_time(
+    chain: Chain, layer: Layer, num_params: int, mesh: MeshShape, samples: int
+) -> LayerTime:
     known = measured_s(mesh.profile, layer.signature, mesh.dtype, mesh.tensor, samples)
-    if known:
-        forward_s, backward_s = known
-    else:
-        forward_s, backward_s = _roofline_s(chain, layer, mesh, samples)
-        exchange_s = _exchange_s(chain, layer, mesh, samples)
-        forward_s, backward_s = forward_s + exchange_s, backward_s + exchange_s
+    whole = _reckoned(chain, layer, num_params, mesh, samples)
+    if not known:
+        return whole
+    # Of a measured forward, the share that remat computes again is the reckoned one.
+    scale = known[0] / whole.forward_s if whole.forward_s else 0.0
+    return LayerTime(
+        forward_s=known[0],
+        backward_s=known[1],
+        recompute_s={policy: s * scale for policy, s in whole.recompute_s.items()},
+        residual_s=dict.fromkeys(Remat, (0.0, 0.0)),
+    )
+
+
+def _reckoned(
+    chain: Chain, layer: Layer, num_params: int, mesh: MeshShape, samples: int
+) -> LayerTime:
+    """Products by shape, and what kernels between them move, one after another."""
+    rate, tensor = mesh.rate, mesh.tensor
+    item = ITEM_BYTES[mesh.dtype]
+    # A split layer moves its share of the traffic; what no product accounts for, such
+    # as all of a layer whose products are not known, runs as the largest products do.
+    split = 1 - SPLIT_SHARE + SPLIT_SHARE / tensor
+    bytes_s = item / ITEM_BYTES[chain.dtype] * samples / rate.memory_bytes_per_s
+    rest_s = samples / tensor / rate.flops_per_s
+    counted = [p.flops for p in layer.products]
+    back = [p.flops * (BACKWARD_PRODUCTS if p.fused else 2.0) for p in layer.products]
+    between_s = layer.forward_bytes * split * bytes_s
+    exchange_s = _exchange_s(chain, layer, mesh, samples)
+    forward_s = (
+        sum(forward_s_of(p, samples, tensor, rate) for p in layer.products)
+        + max(0.0, layer.forward_flops - sum(counted)) * rest_s
+        + between_s
+        + exchange_s
+    )
+    backward_s = (
+        sum(backward_s_of(p, samples, tensor, rate) for p in layer.products)
+        + max(0.0, layer.backward_flops - sum(back)) * rest_s
+        + layer.backward_bytes * split * bytes_s
+        # Gradients are read, and added to accumulators in float32.
+        + num_params / tensor * (8 + item) / rate.memory_bytes_per_s
+        + exchange_s
+    )
+
+    def residual_s(policy: Remat) -> tuple[float, float]:
+        beyond = max(0, layer.activation_bytes[policy] - layer.joined_bytes)
+        written, read = (n * beyond * split * bytes_s for n in RESIDUAL_PASSES)
+        return written, read
+
     return LayerTime(
         forward_s=forward_s,
         backward_s=backward_s,
         recompute_s={
-            policy: fraction * forward_s
-            for policy, fraction in RECOMPUTE_FRACTION.items()
+            Remat.NONE: 0.0,
+            Remat.DOTS: RECOMPUTE_DOTS * between_s,
+            Remat.FULL: RECOMPUTE_FULL * forward_s,
         },
+        residual_s={policy: residual_s(policy) for policy in Remat},
     )
-
-
-def _roofline_s(
-    chain: Chain, layer: Layer, mesh: MeshShape, samples: int
-) -> tuple[float, float]:
-    """Forward and backward; adding to the gradients is traffic of its own kernels."""
-    rate, tensor = mesh.rate, mesh.tensor
-    num_params = sum(chain.group(name).size for name in layer.groups) / tensor
-    weight_bytes = num_params * ITEM_BYTES[mesh.dtype]
-    scale = ITEM_BYTES[mesh.dtype] / ITEM_BYTES[chain.dtype]
-    moved = samples * scale / tensor
-    forward_s = rate.seconds(
-        layer.forward_flops * samples / tensor,
-        layer.forward_bytes * moved + weight_bytes,
-    )
-    backward_s = rate.seconds(
-        layer.backward_flops * samples / tensor,
-        layer.backward_bytes * moved + 2 * weight_bytes,
-    )
-    accumulate_s = num_params * 8 / rate.memory_bytes_per_s
-    return forward_s, backward_s + accumulate_s
 
 
 def _exchange_s(chain: Chain, layer: Layer, mesh: MeshShape, samples: int) -> float:

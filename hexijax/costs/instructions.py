@@ -20,6 +20,7 @@ from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
+from hexijax.program.fuse import is_joined
 from hexijax.program.program import (
     HOST,
     Agree,
@@ -218,12 +219,15 @@ class PlanCosts:
     def _segment_s(self, place: Place, segment: int, forward: bool) -> float:
         """One microbatch's forward or backward of a segment."""
         stage, times = self._stages[place], self.layer_times(place)
-        start, stop = stage.segment_layers(segment)
-        if forward:
-            return CALL_S + sum(times[i].forward_s for i in range(start, stop))
+        joined = is_joined(self._plan, place, segment)
         return CALL_S + sum(
-            times[i].backward_s + times[i].recompute_s[stage.remat[i - stage.layers[0]]]
-            for i in range(start, stop)
+            time.forward(policy, joined=joined)
+            if forward
+            else time.backward(policy, joined=joined)
+            for time, policy in (
+                (times[i], stage.remat[i - stage.layers[0]])
+                for i in range(*stage.segment_layers(segment))
+            )
         )
 
     def _layer_times(self, place: Place) -> tuple[LayerTime, ...]:

@@ -1,15 +1,18 @@
 """What a kind sustains of its peaks, with the source of every figure.
 
-One Llama-style training step on an H100 SXM (Llama 1.35 B, sequence 2048, microbatch 8,
-cuDNN attention, JAX 0.11) is where the constants come from: matrix products alone reach
-800 of 989 TFLOP/s, the whole model 520 without rematerialisation, 500 with ``dots`` and
-425 with ``full``. A profile's measured layer times overrule all of it.
+Training steps of Llama on an H100 SXM (1.35 B, sequence 2048, microbatch 8, cuDNN
+attention, JAX 0.11) are where the constants come from: 520 model TFLOP/s without
+rematerialisation, 500 with ``dots`` and 425 with ``full``; products alone reach 800 of
+989. Other kinds are held against published layer times. A profile's own measured layer
+times overrule all of it.
 """
 
 import dataclasses
+import functools
+import math
 
 from hexijax.cluster import DeviceProfile
-from hexijax.layers.chain import Remat
+from hexijax.layers.chain import ITEM_BYTES
 
 CALL_S = 50e-6
 """Device idle around one program call: launch, and arguments checked. The host's own
@@ -18,14 +21,24 @@ CALL_S = 50e-6
 HOST_CALL_S = 0.6e-3
 """Python's time to dispatch one call: an island cannot dispatch faster (measured)."""
 
-MATMUL_FRACTION = 0.81
-"""Of peak, in matrix products alone: 800 of 989 TFLOP/s on an H100."""
-
 MEMORY_FRACTION = 0.8
 """Of memory bandwidth, in element-wise kernels; the usual STREAM share on GPUs."""
 
-RECOMPUTE_FRACTION = {Remat.NONE: 0.0, Remat.DOTS: 0.12, Remat.FULL: 0.67}
-"""Of a layer's forward time, what its backward adds: from 520, 500 and 425 TFLOP/s."""
+RECOMPUTE_DOTS, RECOMPUTE_FULL = 0.7, 0.73
+"""What a backward adds: of the forward's traffic between products under ``dots``, of
+the whole forward under ``full``. From 520, 500 and 425 TFLOP/s: 4 and 22 of a hundred
+parts of a step, where the forward is 31 and its traffic 6."""
+
+RESIDUAL_PASSES = (1, 2)
+"""How often a residual crosses memory where forward and backward are programs of their
+own, beyond what one program would: written once, read by two kernels as a rule. Four
+sequences of the model above take 133 ms in one program, 143 apart under ``dots``, 153
+under ``none``."""
+
+SPLIT_SHARE = 0.65
+"""Of what a layer keeps and moves, the share that tensor parallelism divides; norms'
+outputs and residual sums stay whole on every device (Megatron's 24 of 34 bytes, rounded
+down)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,17 +46,22 @@ class Rate:
     """What one device sustains in one dtype."""
 
     flops_per_s: float
-    """Of a whole model's layers, element-wise work between the products included."""
+    """Of large matrix products."""
+
+    attention_flops_per_s: tuple[float, float]
+    """Of fused attention, forward and backward."""
 
     memory_bytes_per_s: float
     """Of its memory."""
 
+    item_bytes: int
+    """Of the dtype."""
+
+    compute_units: int | None
+    """Multiprocessors; None: sizes do not matter."""
+
     source: str
     """Where the fraction of peak comes from."""
-
-    def seconds(self, flops: float, num_bytes: float) -> float:
-        """Whichever takes longer: the arithmetic, or the fused memory traffic."""
-        return max(flops / self.flops_per_s, num_bytes / self.memory_bytes_per_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +70,43 @@ class _Fraction:
     source: str
 
 
-_H100 = "520 of 989 TFLOP/s of a Llama 1.35 B step on an H100 SXM"
+_H100 = "800 of 989 TFLOP/s in a product of 8192^3 on an H100 SXM, waves left out"
+_DECLARED = _Fraction(value=1.0, source="a declared peak is what it gives")
 _FRACTIONS = {
-    ("nvidia", "bfloat16"): _Fraction(value=0.53, source=_H100),
-    ("nvidia", "float16"): _Fraction(value=0.53, source=f"as bfloat16: {_H100}"),
-    ("nvidia", "float32"): _Fraction(value=0.60, source="assumed"),
-    ("cpu", "float32"): _Fraction(value=1.0, source="a declared peak is what it gives"),
-    ("cpu", "bfloat16"): _Fraction(
-        value=1.0, source="a declared peak is what it gives"
+    ("nvidia", "bfloat16"): _Fraction(value=0.85, source=_H100),
+    ("nvidia", "float16"): _Fraction(value=0.85, source=f"as bfloat16: {_H100}"),
+    ("nvidia", "tf32"): _Fraction(value=0.85, source=f"as bfloat16: {_H100}"),
+    ("nvidia", "float32"): _Fraction(
+        value=0.9, source="single-precision products on V100 and A100, cuBLAS"
     ),
+    ("cpu", "float32"): _DECLARED,
+    ("cpu", "bfloat16"): _DECLARED,
 }
-_ASSUMED = _Fraction(value=0.5, source="assumed: half of peak, nothing was measured")
+_SHARED_LANES = (
+    "ampere-ga102", "ampere-a10g", "ampere-geforce", "ada", "blackwell-geforce"
+)  # fmt: skip
+_SHARED = _Fraction(
+    value=0.65, source="half of its float32 lanes are the integers' too (GA102)"
+)
+_PER_WATT = {
+    ("turing", "tensor"): 0.5e12,
+    ("turing", "float32"): 0.07e12,
+    ("ada", "tensor"): 1.25e12,
+    ("ada", "float32"): 0.2e12,
+    ("hopper", "tensor"): 1.25e12,
+    ("hopper", "float32"): 0.2e12,
+}
+"""Most operations a joule buys: a card of little board power never holds the clock its
+peak is quoted at. From a T4 (70 W, 65 TFLOP/s by name), an L4 (72 W, 121) and an H100
+NVL (400 W, 835), which Cephalo's tables show at 0.6 to 0.8 of what their peaks say;
+cards of more power for their peak are not touched."""
+_ASSUMED = _Fraction(value=0.6, source="assumed: nothing was measured")
+_ATTENTION = (0.45, 0.35)
+"""Of peak: cuDNN's attention with heads of 128 at 2048 positions, forward and backward
+(FlashAttention-3, figures 5 and 6: 400 to 450 and 300 to 350 of 989 on an H100)."""
 
 
+@functools.lru_cache(maxsize=256)
 def rate(profile: DeviceProfile, dtype: str) -> Rate:
     """What a kind sustains when it computes in a dtype it has.
 
@@ -72,10 +114,28 @@ def rate(profile: DeviceProfile, dtype: str) -> Rate:
     """
     assert dtype in profile.native_dtypes, f"{profile.kind} does not compute in {dtype}"
     peaks = profile.dense_flops_per_s
-    peak = peaks.get("tf32", peaks[dtype]) if dtype == "float32" else peaks[dtype]
-    fraction = _FRACTIONS.get((profile.vendor, dtype), _ASSUMED)
+    unit = "tf32" if dtype == "float32" and "tf32" in peaks else dtype
+    fraction = _FRACTIONS.get((profile.vendor, unit), _ASSUMED)
+    if unit == "float32" and profile.architecture.startswith(_SHARED_LANES):
+        fraction = _SHARED
+    sustained = min(peaks[unit] * fraction.value, _by_power(profile, unit))
+    # What power takes from products, it takes from attention.
+    forward, backward = (share * sustained / fraction.value for share in _ATTENTION)
     return Rate(
-        flops_per_s=peak * fraction.value,
+        flops_per_s=sustained,
+        attention_flops_per_s=(forward, backward),
         memory_bytes_per_s=profile.memory_bytes_per_s * MEMORY_FRACTION,
+        item_bytes=ITEM_BYTES[dtype],
+        compute_units=profile.compute_units if profile.vendor != "cpu" else None,
         source=fraction.source,
     )
+
+
+def _by_power(profile: DeviceProfile, unit: str) -> float:
+    """Most operations a second its board power allows; infinite where none is known."""
+    family = profile.architecture.split("-")[0]
+    a_joule = _PER_WATT.get((family, "float32" if unit == "float32" else "tensor"))
+    if a_joule is None or profile.tdp_w is None:
+        return math.inf
+    share = 0.5 if unit == "tf32" else 1.0  # twice the bytes an operand
+    return profile.tdp_w * a_joule * share

@@ -84,7 +84,7 @@ class Fusion:
                 self._alias(eqn.outvars[0], eqn.invars[0])
             else:
                 self._fuse(eqn)
-                if name.startswith(("reduce_", "arg")) and name != "reduce_precision":
+                if _leaves_the_row(eqn):
                     self._store(eqn.outvars, times)
 
     def _enter(self, program: Any, eqn: Any, times: int) -> None:
@@ -140,6 +140,18 @@ class Fusion:
 
     def _count(self, num_bytes: int, times: int) -> None:
         self.moved_bytes += num_bytes * times
+
+
+def _leaves_the_row(eqn: Any) -> bool:
+    """Whether an equation sums over more than rows; what does not is fused through.
+
+    A norm or a softmax is one kernel that holds a row at a time.
+    """
+    name = eqn.primitive.name
+    if not name.startswith(("reduce_", "arg")) or name == "reduce_precision":
+        return False
+    axes, num_dims = eqn.params.get("axes", ()), eqn.invars[0].aval.ndim
+    return tuple(axes) != tuple(range(num_dims - len(axes), num_dims))
 
 
 def _size(v: Any) -> int:

@@ -71,8 +71,10 @@ class LayerArrays:
         self.params_L = np.array(layer_params(chain, tensor), float)
         self.whole_params_L = np.array(layer_params(chain, 1), float)
         self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
-        self.recompute_s_PL = np.array(
-            [[t.recompute_s[policy] for t in times] for policy in remat]
+        # The loss's own segment runs both ways in one program, the others apart.
+        self.added_s_PL, self.joined_s_PL = (
+            np.array([[t.added_s(p, joined=joined) for t in times] for p in remat])
+            for joined in (False, True)
         )
         self.kept_PL = np.array(
             [
@@ -194,11 +196,14 @@ class SpanTable:
         return self._load.live * _two_policies(self._kept_PS, policy, count_FS)
 
     def _seconds(self, arrays: LayerArrays) -> Float[np.ndarray, "layers stops"]:
-        recompute_s_PS = _sums(arrays.recompute_s_PL)
+        added_s_PS, joined_s_PS = map(_sums, (arrays.added_s_PL, arrays.joined_s_PL))
         seconds_FS = _span_sums(arrays.seconds_L)
         seconds_FS += 2 * CALL_S * _num_segments(len(arrays.seconds_L), self._load)
         for policy in range(len(self._load.remat)):
-            added_FS = _two_policies(recompute_s_PS, policy, self._count_FS)
+            added_FS = _two_policies(added_s_PS, policy, self._count_FS)
+            if self._load.per_segment is None:
+                joined_FS = _two_policies(joined_s_PS, policy, self._count_FS)
+                added_FS[:, -1] = joined_FS[:, -1]
             seconds_FS += np.where(self._policy_FS == policy, added_FS, 0.0)
         return seconds_FS
 

@@ -6,7 +6,7 @@ is written to memory, and XLA sees the step as the plain program would. The orde
 instructions stays the Program's; the work is done where the Forward stands.
 """
 
-from hexijax.plan.plan import Place
+from hexijax.plan.plan import Place, Plan, Schedule
 from hexijax.program.program import Backward, Forward, Kind, Part, Program
 
 Key = tuple[Place, int]
@@ -29,6 +29,15 @@ def fused_segments(program: Program) -> set[Key]:
         if last and all(pairs):
             fused |= {(place, segment) for segment in last}
     return fused
+
+
+def is_joined(plan: Plan, place: Place, segment: int) -> bool:
+    """What ``fused_segments`` will find, told from the plan alone."""
+    replica = plan.replicas[int(place[1:].split(".s")[0])]
+    stage = plan.stage(place)
+    is_last = stage is replica.stages[-1] and segment == len(stage.segments) - 1
+    one_at_a_time = plan.schedule is Schedule.ONE_F_ONE_B or replica.microbatches == 1
+    return is_last and one_at_a_time
 
 
 def _ends_in_loss(instruction: Forward | Backward) -> bool:

@@ -3,12 +3,15 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hexijax.cluster import LinkProfile, catalog
-from hexijax.costs import MeshShape, PlanCosts, layer_times, rate
+from hexijax.costs import MeshShape, PlanCosts, layer_times, products, rate
 from hexijax.costs.links import all_reduce_s, slowest_link, transfer_s
-from hexijax.costs.rates import CALL_S
-from hexijax.layers.chain import Remat
+from hexijax.costs.rates import CALL_S, SPLIT_SHARE
+from hexijax.layers.chain import Product, Remat
+from hexijax.layers.known import gpt, llama
 from hexijax.plan.plan import Plan, Replica, Stage, stage_place
 from hexijax.program.lower import lower
 from hexijax.program.placement import StepRules
@@ -16,27 +19,120 @@ from hexijax.program.program import Backward, Forward, Part, Send
 from tests.plan.examples import make_chain, make_cluster, make_kind
 
 CHAIN = make_chain(6)
+KINDS = catalog.profiles()
+LLAMA = llama(
+    depth=24, width=2048, num_heads=16, length=2048, ff_width=5504, name="llama-1.35b"
+)
 FAST = MeshShape(profile=make_kind(tflops=10), dtype="float32")
 LINK = LinkProfile(latency_s=1e-6, bytes_per_s=1e9)
 
 
 def test_an_h100_sustains_what_was_measured():
-    h100 = catalog.profiles()["h100-80g-sxm"]
-    assert rate(h100, "bfloat16").flops_per_s / 1e12 == pytest.approx(524, abs=5)
-    assert "520 of 989" in rate(h100, "bfloat16").source
+    h100 = MeshShape(profile=KINDS["h100-80g-sxm"], dtype="bfloat16")
+    large = Product(rows=8192, inner=8192, columns=8192)
+    reached = large.flops / products.forward_s(large, 1, 1, h100.rate)
+    assert reached / 1e12 == pytest.approx(800, rel=0.01)
+    assert "800 of 989" in h100.rate.source
     # JAX's default float32 products run in tf32 there.
-    assert rate(h100, "float32").flops_per_s > h100.dense_flops_per_s["float32"]
+    single = rate(h100.profile, "float32").flops_per_s
+    assert single > h100.profile.dense_flops_per_s["float32"]
 
 
-def test_arithmetic_or_memory_whichever_is_longer():
+@pytest.mark.parametrize(
+    ("policy", "tflops"), [(Remat.NONE, 520), (Remat.DOTS, 500), (Remat.FULL, 425)]
+)
+def test_a_llama_on_an_h100_takes_what_was_measured(policy: Remat, tflops: float):
+    h100 = MeshShape(profile=KINDS["h100-80g-sxm"], dtype="bfloat16")
+    times = layer_times(LLAMA, h100, samples=8)
+    seconds = sum(time.total_s(policy) for time in times)
+    a_token = 6 * LLAMA.num_params + 6 * 24 * 2048 * 2048  # half of attention's
+    flops = 8 * 2048 * a_token
+    assert flops / seconds / 1e12 == pytest.approx(tflops, rel=0.08)
+
+
+def test_forward_and_backward_apart_cost_their_residuals():
+    h100 = MeshShape(profile=KINDS["h100-80g-sxm"], dtype="bfloat16")
+    times = layer_times(LLAMA, h100, samples=4)
+
+    def step_s(policy: Remat, joined: bool) -> float:
+        return sum(
+            t.forward(policy, joined=joined) + t.backward(policy, joined=joined)
+            for t in times
+        )
+
+    assert step_s(Remat.NONE, joined=True) == pytest.approx(0.133, rel=0.04)
+    assert step_s(Remat.DOTS, joined=False) == pytest.approx(0.143, rel=0.04)
+    assert step_s(Remat.NONE, joined=False) == pytest.approx(0.153, rel=0.04)
+
+
+@given(
+    kind=st.sampled_from(["h100-80g-sxm", "v100-16g-sxm", "t4-16g", "rtx4090-24g"]),
+    rows=st.integers(1, 20_000),
+    inner=st.integers(1, 20_000),
+    columns=st.integers(1, 20_000),
+    shared=st.booleans(),
+)
+def test_no_product_beats_the_sustained_rate_or_its_operands(
+    kind: str, rows: int, inner: int, columns: int, shared: bool
+):
+    profile = KINDS[kind]
+    sustained = rate(profile, profile.train_dtype)
+    product = Product(rows=rows, inner=inner, columns=columns, shared=shared)
+    for way, times in ((products.forward_s, 1), (products.backward_s, 2)):
+        seconds = way(product, 2, 1, sustained)
+        assert seconds >= times * 2 * product.flops / sustained.flops_per_s
+        moved = rows * inner + inner * columns + rows * columns
+        assert seconds >= times * moved * 2 / sustained.memory_bytes_per_s
+        # Twice the samples never take less; heads split over four cards do.
+        assert way(product, 4, 1, sustained) >= seconds
+    if not shared:
+        many = dataclasses.replace(product, count=64.0)
+        whole = products.forward_s(many, 8, 1, sustained)
+        assert products.forward_s(many, 8, 4, sustained) <= whole
+
+
+def test_thin_products_are_less_efficient():
+    sustained = rate(KINDS["a100-40g-sxm"], "bfloat16")
+
+    def efficiency(rows: int, inner: int = 4096) -> float:
+        product = Product(rows=rows, inner=inner, columns=4096)
+        return product.flops / products.forward_s(product, 1, 1, sustained)
+
+    reached = [efficiency(rows) for rows in (16, 128, 1024, 8192)]
+    assert reached == sorted(reached)
+    assert reached[0] < 0.1 * reached[-1]
+    assert efficiency(8192, inner=64) < 0.7 * efficiency(8192)
+
+
+def test_a_card_of_little_power_never_holds_its_clock():
+    def share(kind: str, dtype: str) -> float:
+        profile = KINDS[kind]
+        peak = profile.dense_flops_per_s[dtype]
+        return rate(profile, dtype).flops_per_s / peak
+
+    assert share("h100-80g-sxm", "bfloat16") == pytest.approx(0.85)
+    assert share("a100-40g-sxm", "bfloat16") == pytest.approx(0.85)
+    for kind, dtype in (("l4-24g", "bfloat16"), ("t4-16g", "float16")):
+        assert 0.5 < share(kind, dtype) < 0.8
+
+
+def test_layers_take_their_products_and_then_the_traffic_between_them():
     block = layer_times(CHAIN, FAST, samples=4)[1]
-    assert block.forward_s == pytest.approx(4e9 / 10e12)
+    moved_s = 4 * 2**20 / 0.8e12
+    assert block.forward_s == pytest.approx(4e9 / 10e12 + moved_s)
     slow_memory = dataclasses.replace(FAST.profile, memory_bytes_per_s=1e9)
     starved = dataclasses.replace(FAST, profile=slow_memory)
-    moved = 4 * 2**20 + 4 * (64 * 64 + 64)  # activations and weights
     assert layer_times(CHAIN, starved, samples=4)[1].forward_s == pytest.approx(
-        moved / 0.8e9
+        4e9 / 10e12 + 1000 * moved_s
     )
+
+
+def test_a_hundred_layers_are_priced_in_no_time():
+    deep = gpt(depth=98, width=1024, num_heads=16, length=1024)
+    mesh = MeshShape(profile=KINDS["l4-24g"], dtype="bfloat16")
+    times = layer_times(deep, mesh, 2)
+    assert len({id(time) for time in times}) == 3  # equal layers once
+    assert layer_times(deep, mesh, 2) is times
 
 
 def test_remat_adds_a_share_of_the_forward():
@@ -47,11 +143,11 @@ def test_remat_adds_a_share_of_the_forward():
 
 
 def test_tensor_parallelism_divides_work_and_pays_for_sums():
-    alone = layer_times(CHAIN, FAST, samples=4)[1].forward_s
     split = dataclasses.replace(FAST, tensor=2, link=LINK)
-    paid = 2 * all_reduce_s(LINK, 2, 4 * 2**14)
+    work_s, moved_s = 4e9 / 10e12, 4 * 2**20 / 0.8e12
+    paid_s = 2 * all_reduce_s(LINK, 2, 4 * 2**14)
     assert layer_times(CHAIN, split, samples=4)[1].forward_s == pytest.approx(
-        alone / 2 + paid
+        work_s / 2 + moved_s * (1 - SPLIT_SHARE / 2) + paid_s
     )
 
 

@@ -121,7 +121,9 @@ class Bounds:
         replica = Replica(
             stages=(stage,), microbatches=live, microbatch_size=size, samples=size
         )
-        return stage_parts(self._chain, replica, stage, live).total_bytes
+        return stage_parts(
+            self._chain, self._chain.layers, replica, stage, live
+        ).total_bytes
 
     def _room(self, mesh: Mesh) -> int:
         return min(self._cluster.device(d).usable_memory_bytes for d in mesh.devices)

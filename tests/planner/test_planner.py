@@ -245,7 +245,7 @@ def test_a_plan_explains_itself():
     assert text.splitlines()[0] == "replica 0   8 x 2 samples"
     assert "embed..blocks/7 (9)" in text
     assert "n0/0-1 fast 2 lanes" in text
-    assert "limited by stage r0.s1 (slow), 3.7 ms a microbatch" in text
+    assert "limited by stage r0.s1 (slow), 3.72 ms a microbatch" in text
     assert "/ 4.00 GiB" in text
 
 

@@ -157,7 +157,7 @@ def vit(
         block=dataclasses.replace(
             costs.PRE_NORM,
             forward=costs.POST_NORM.forward,
-            moved=costs.POST_NORM.moved,
+            moved={**costs.PRE_NORM.moved, "NTT": costs.POST_NORM.moved["NTT"]},
         ),
         head=costs.VIT_HEAD,
         embed_rows=leaves.PATCHES,

@@ -103,7 +103,7 @@ class Runs:
             np.array([t.forward_s + t.backward_s for t in times])
         )
         self._recompute_s = {
-            policy: _span_sums(np.array([t.recompute_s[policy] for t in times]))
+            policy: _span_sums(np.array([t.added_s(policy) for t in times]))
             for policy in Remat
         }
         self._kept = {
