@@ -55,6 +55,18 @@ class LinkProfile:
         part = (num_bytes - size) / (next_size - size)
         return time_s + part * (next_time_s - time_s)
 
+    def filled(self, num_bytes: float) -> float:
+        """Part of ``bytes_per_s`` that a message reaches, its latency left out."""
+        carried_s = self.transfer_s(int(num_bytes)) - self.latency_s
+        return min(1.0, num_bytes / self.bytes_per_s / carried_s) if carried_s else 1.0
+
+    def flow_s(self, num_bytes: int) -> float:
+        """The same for one pair of devices, which may get a part of it only."""
+        alone_s = self.transfer_s(num_bytes)
+        if self.flow_bytes_per_s is None:
+            return alone_s
+        return max(alone_s, self.latency_s + num_bytes / self.flow_bytes_per_s)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Point:

@@ -9,10 +9,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.borders import Border, border
+from hexijax.costs.borders import OURS, Border, Carriage, border
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
 from hexijax.costs.links import slowest_link
+from hexijax.costs.measured import update_s_per_param
 from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import Ways
@@ -79,14 +80,26 @@ class PlanCosts:
         *,
         whole_leaves: bool = False,
         copies: Copies | None = None,
+        carriage: Carriage = OURS,
     ) -> None:
-        """``copies``: the plan's stages stand for several each."""
+        """The durations of one plan.
+
+        Args:
+          plan: what is where.
+          chain: the model.
+          cluster: devices and links.
+          moments: fp32 arrays of the optimizer for each parameter.
+          whole_leaves: no leaf's state is cut.
+          copies: the plan's stages stand for several each.
+          carriage: how the system that runs it moves activations.
+        """
         self._plan = plan
         self._chain = chain
         self._cluster = cluster
         self._moments = moments
         self._copies = copies
         self._whole_leaves = whole_leaves
+        self._carriage = carriage
         self._ways = Ways(cluster)
         self._stages = dict(plan.stages())
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
@@ -177,6 +190,8 @@ class PlanCosts:
             self._ways,
             (self._memory_rate(stages[0]), self._memory_rate(stages[1])),
             cotangent=cotangent,
+            link=self._site(target).link,
+            carriage=self._carriage,
         )
 
     def _exchange(self, name: str) -> Exchange:
@@ -250,8 +265,15 @@ class PlanCosts:
         return one_s * (stop - first) * (0.5 if half else 1.0)
 
     def _update_s(self, group: str, home: Place) -> float:
-        """State, gradient and slice of the home's own boxes, once through memory."""
+        """State, gradient and slice of the home's own boxes, once through memory.
+
+        Unless the kind's update was measured.
+        """
         held = self.exchange(group).held.get(home, 0)
+        profile = self._cluster.device(self.devices(home)[0]).profile
+        measured_s = update_s_per_param(profile)
+        if measured_s:
+            return CALL_S + held * measured_s
         per_param = 2 * STATE_BYTES * (1 + self._moments) + GRAD_BYTES + STATE_BYTES
         return CALL_S + held * per_param / self._site(home).memory_bytes_per_s
 

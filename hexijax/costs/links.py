@@ -55,10 +55,12 @@ def transfer_s(
 
 def shared_s(link: LinkProfile, flows: int, num_bytes: int) -> float:
     """Seconds for ``flows`` pairs of devices to move all bytes over one link."""
-    together_s = link.transfer_s(num_bytes)
-    if link.flow_bytes_per_s is None:
-        return together_s
-    return max(together_s, link.latency_s + num_bytes / flows / link.flow_bytes_per_s)
+    return max(link.transfer_s(num_bytes), link.flow_s(num_bytes // flows))
+
+
+def gather_s(link: LinkProfile, members: int, num_bytes: int) -> float:
+    """A ring that gives every member all bytes, of which each has its part."""
+    return (members - 1) * link.transfer_s(num_bytes // members)
 
 
 def way_bytes_per_s(node: Node, link: LinkProfile) -> float:

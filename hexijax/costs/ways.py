@@ -123,13 +123,14 @@ def load(
         if not each or not times:
             continue
         for hop, count in hops:
-            alone_s = max(alone_s, hop.link.transfer_s(int(each)))
+            alone_s = max(alone_s, hop.link.flow_s(int(each)))
             latency_s = max(latency_s, hop.link.latency_s)
             num_bytes = each * count * times
+            filled = hop.link.filled(each * count) if hop.link.measured else 1.0
             if out:
-                keep(hop.out, num_bytes, hop.out_bytes_per_s)
+                keep(hop.out, num_bytes, hop.out_bytes_per_s * filled)
             if into:
-                keep(hop.into, num_bytes, hop.into_bytes_per_s)
+                keep(hop.into, num_bytes, hop.into_bytes_per_s * filled)
     if not held:
         return NO_LOAD
     longest_s = max(hold_s for _, hold_s in held.values())

@@ -5,12 +5,16 @@
 What every other room asks when it wants to know how long a plan takes.
 """
 
+from collections.abc import Callable
+
 from hexijax.cluster import Cluster
+from hexijax.costs.borders import OURS, Carriage
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.memory import MOMENTS
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.program.lower import StepRules, lower
+from hexijax.program.program import Program
 from hexijax.simulator.play import simulate
 from hexijax.simulator.timeline import Timeline
 
@@ -24,6 +28,8 @@ def predict(
     whole_leaves: bool = False,
     rules: StepRules | None = None,
     events: bool = True,
+    carriage: Carriage = OURS,
+    order: Callable[[Program, PlanCosts], Program] | None = None,
 ) -> Timeline:
     """The steady state of a plan's training step.
 
@@ -35,8 +41,12 @@ def predict(
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
       rules: what an update must know about all gradients; None: nothing.
       events: keep every use of a queue, for pictures; a search does without.
+      carriage: how activations move, where another system runs the plan.
+      order: puts the Program into another system's order; None: as lowered.
     """
-    costs = PlanCosts(plan, chain, cluster, moments, whole_leaves=whole_leaves)
+    costs = PlanCosts(
+        plan, chain, cluster, moments, whole_leaves=whole_leaves, carriage=carriage
+    )
     program = lower(
         plan,
         chain,
@@ -45,4 +55,6 @@ def predict(
         whole_leaves=whole_leaves,
         checked=False,
     )
+    if order:
+        program = order(program, costs)
     return simulate(program, plan, chain, cluster, costs=costs, events=events)

@@ -101,6 +101,7 @@ def _link(rng: random.Random) -> LinkProfile:
         latency_s=rng.choice([0.0, rng.random() * 1e-3]),
         bytes_per_s=_rate(rng),
         measured=tuple((size, 0.01 + size * 1e-12) for size in sizes),
+        flow_bytes_per_s=_rate(rng) if rng.random() < 0.2 else None,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexijax.cluster import LinkProfile, catalog
+from hexijax.cluster import LinkProfile, Links, catalog
 from hexijax.costs import MeshShape, PlanCosts, layer_times, products, rate
 from hexijax.costs.links import all_reduce_s, slowest_link, transfer_s
 from hexijax.costs.rates import CALL_S, SPLIT_SHARE
@@ -15,7 +15,7 @@ from hexijax.layers.known import gpt, llama
 from hexijax.plan.plan import Plan, Replica, Stage, stage_place
 from hexijax.program.lower import lower
 from hexijax.program.placement import StepRules
-from hexijax.program.program import Backward, Forward, Part, Send
+from hexijax.program.program import Backward, Forward, Part, Send, Update
 from tests.plan.examples import make_chain, make_cluster, make_kind
 
 CHAIN = make_chain(6)
@@ -186,6 +186,48 @@ def test_transfers_share_the_way_between_nodes():
     slowest = slowest_link(cluster, ["n0/0", "n0/1", "n1/0"])
     assert slowest
     assert slowest.bytes_per_s == 1e9
+
+
+def test_one_pair_of_devices_may_get_a_part_of_the_way_only():
+    cluster = make_cluster()
+    link = LinkProfile(latency_s=0.0, bytes_per_s=4e9, flow_bytes_per_s=1e9)
+    cluster = dataclasses.replace(
+        cluster, links=Links(in_node=LINK, between_nodes=link)
+    )
+    for pairs, seconds in ((1, 1.0), (2, 0.5), (4, 0.25)):
+        sources, targets = (
+            [f"{node}/{i}" for i in range(pairs)] for node in ("n0", "n1")
+        )
+        assert transfer_s(cluster, sources, targets, 10**9) == pytest.approx(seconds)
+
+
+def test_a_measured_link_is_filled_by_large_messages():
+    link = LinkProfile(
+        latency_s=1.0, bytes_per_s=1e3, measured=((1000, 3.0), (10_000, 12.0))
+    )
+    assert link.filled(1000) == pytest.approx(0.5)
+    assert link.filled(10_000) == pytest.approx(10 / 11)
+    assert LINK.filled(123) == pytest.approx(1)
+    assert LINK.filled(0) == 1
+
+
+def test_a_measured_update_overrules_the_memory_traffic():
+    rows = ({"update_params": 1000, "update_s": 5.0},)
+    kinds = [
+        make_kind("fast"),
+        dataclasses.replace(make_kind("slow"), layer_times=rows),
+    ]
+    stages = (Stage(devices=("n0/0",), layers=(0, 4)),)
+    stages += (Stage(devices=("n1/0",), layers=(4, 8)),)
+    replica = Replica(stages=stages, microbatches=1, microbatch_size=1, samples=1)
+    plan = Plan(replicas=(replica,), batch_size=1)
+    costs = PlanCosts(plan, CHAIN, make_cluster(kinds=kinds))
+    program = lower(plan, CHAIN, rules=StepRules(), costs=costs)
+    updates = [i for i in program.body if isinstance(i, Update)]
+    seconds = {i.home: costs.duration_s(i) for i in updates}
+    size = sum(CHAIN.group(name).size for x in CHAIN.layers[4:] for name in x.groups)
+    assert seconds[stage_place(0, 1)] == pytest.approx(CALL_S + size * 0.005)
+    assert seconds[stage_place(0, 0)] < 1e-3
 
 
 def test_every_instruction_has_a_duration():

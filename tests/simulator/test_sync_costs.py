@@ -6,6 +6,7 @@ import pytest
 
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
+from hexijax.costs.borders import Carriage
 from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S, HOST_CALL_S
 from hexijax.layers.chain import Chain
@@ -158,6 +159,16 @@ def test_a_border_carries_the_narrower_dtype_and_no_cotangent_of_integers():
             casts_first,
             not casts_first,
         )
+
+
+def test_another_system_cuts_the_border_over_the_shards_and_gathers_it():
+    chain = make_chain(2)
+    plan = make_plan((make_stages([1, 1], tensor=2), 1))
+    carriage = Carriage(in_parts=True, message_s=3.0)
+    costs = PlanCosts(plan, chain, cluster(("a", 4)), carriage=carriage)
+    border = costs.border(Place("r0.s0"), Place("r0.s1"), 1, False)
+    assert border.load.num_bytes == (128,) * 4
+    assert border.merge_s == pytest.approx(3.0 + 128 / 100e9)
 
 
 def test_each_tensor_shard_gets_the_whole_border():
