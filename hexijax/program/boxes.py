@@ -9,6 +9,7 @@ what ``intersect`` lists.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -36,10 +37,16 @@ class Piece:
 def users(plan: Plan, group: Group) -> tuple[Place, ...]:
     """Places that compute with a group, ``r0.s0`` first."""
     return tuple(
-        place
-        for place, stage in plan.stages()
-        if any(stage.layers[0] <= layer < stage.layers[1] for layer in group.layers)
+        place for place, stage in plan.stages() if _reads(stage.layers, group.layers)
     )
+
+
+def _reads(stage: tuple[int, int], layers: tuple[int, ...]) -> bool:
+    """Whether a run of layers has one of some ascending ones."""
+    start, stop = stage
+    if not layers or layers[-1] < start or layers[0] >= stop:
+        return False
+    return any(start <= layer < stop for layer in layers)
 
 
 def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], ...]:
@@ -123,24 +130,31 @@ def split_rows(rows: int, shares: Sequence[float]) -> list[int]:
 
 def _cut(leaf: Leaf, shares: Sequence[tuple[Place, float]]) -> list[tuple[Place, Box]]:
     """The boxes of one leaf: along its first dim with room, or whole."""
+    parts = tuple(share for _, share in shares)
+    return [(shares[i][0], box) for i, box in cut(leaf.shape, leaf.tensor_dim, parts)]
+
+
+@functools.lru_cache(maxsize=2**12)
+def cut(
+    shape: tuple[int, ...], tensor_dim: int | None, shares: tuple[float, ...]
+) -> tuple[tuple[int, Box], ...]:
+    """Boxes by index of the share; equal layers are cut alike, once."""
     dims = [
         dim
-        for dim, rows in enumerate(leaf.shape)
-        if dim != leaf.tensor_dim and rows >= len(shares)
+        for dim, rows in enumerate(shape)
+        if dim != tensor_dim and rows >= len(shares)
     ]
-    if len(shares) == 1 or leaf.size < MIN_CUT_SIZE or not dims:
-        largest = max(shares, key=lambda home: home[1])
-        return [(largest[0], whole(leaf))]
-    boxes: list[tuple[Place, Box]] = []
+    every = tuple((0, rows) for rows in shape)
+    if len(shares) == 1 or math.prod(shape) < MIN_CUT_SIZE or not dims:
+        return ((max(range(len(shares)), key=lambda i: shares[i]), every),)
+    boxes: list[tuple[int, Box]] = []
     dim, start = dims[0], 0
-    counts = split_rows(leaf.shape[dim], [share for _, share in shares])
-    for (place, _), rows in zip(shares, counts, strict=True):
+    for i, rows in enumerate(split_rows(shape[dim], shares)):
         if rows:
-            box = list(whole(leaf))
-            box[dim] = (start, start + rows)
-            boxes.append((place, tuple(box)))
-            start += rows
-    return boxes
+            stop = start + rows
+            boxes.append((i, (*every[:dim], (start, stop), *every[dim + 1 :])))
+            start = stop
+    return tuple(boxes)
 
 
 def _deal_whole(

@@ -6,9 +6,9 @@ A stage's segments go forward in order and backward in reverse. An Act or Cot is
 where it is needed, whoever wrote it: the next pass adds the moves.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.buckets import buckets, segment_buckets
@@ -18,9 +18,16 @@ from hexijax.program.schedules import Turn, Way, schedule_replica
 Streams = tuple[tuple[Instruction, ...], ...]
 
 
-def compute(plan: Plan, chain: Chain, *, evaluation: bool = False) -> Streams:
+def compute(
+    plan: Plan,
+    chain: Chain,
+    groups: Sequence[Group] | None = None,
+    *,
+    evaluation: bool = False,
+) -> Streams:
     """One stream for each stage, or for each set of devices that stages share."""
-    writer = _Writer(plan, chain, evaluation=evaluation)
+    groups = buckets(plan, chain) if groups is None else tuple(groups)
+    writer = _Writer(plan, chain, groups, evaluation=evaluation)
     return tuple(
         tuple(instr for turn in stream for instr in writer.run(r, turn))
         for r, replica in enumerate(plan.replicas)
@@ -42,7 +49,14 @@ def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
 class _Writer:
     """Writes instructions and counts the additions to each gradient."""
 
-    def __init__(self, plan: Plan, chain: Chain, *, evaluation: bool) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        chain: Chain,
+        groups: tuple[Group, ...],
+        *,
+        evaluation: bool,
+    ) -> None:
         self._stages = dict(plan.stages())
         self._layers = {
             (place, g): stage.segment_layers(g)
@@ -56,7 +70,6 @@ class _Writer:
             for r in range(len(plan.replicas))
             for place in batch_places(plan, chain, r)
         }
-        groups = buckets(plan, chain)
         self._groups = {
             (place, g): tuple(group.name for group in segment_buckets(groups, layers))
             for (place, g), layers in self._layers.items()

@@ -5,8 +5,10 @@
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
 
+from collections.abc import Sequence
+
 from hexijax.collector import collector_paused
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Plan
 from hexijax.program.check import check
 from hexijax.program.compute import compute
@@ -37,6 +39,7 @@ def lower(
     evaluation: bool = False,
     whole_leaves: bool = False,
     checked: bool = True,
+    groups: Sequence[Group] | None = None,
 ) -> Program:
     """The Program of one step.
 
@@ -48,9 +51,11 @@ def lower(
       evaluation: forwards and metrics only, the parameters stay.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
       checked: prove it; a search that lowers many plans proves the one it chose.
+      groups: the buckets; None: the plan's own. A simulated part of a plan has the
+        whole plan's.
     """
     with collector_paused():
-        program = _lowered(plan, chain, rules, costs, evaluation, whole_leaves)
+        program = _lowered(plan, chain, rules, costs, groups, evaluation, whole_leaves)
     if checked:
         check(program, plan, chain, whole_leaves=whole_leaves)
     return program
@@ -61,15 +66,16 @@ def _lowered(
     chain: Chain,
     rules: StepRules,
     costs: Costs | None,
+    groups: Sequence[Group] | None,
     evaluation: bool,
     whole_leaves: bool,
 ) -> Program:
     check_layers(plan, chain, Faults(Program()))
-    groups = group_places(plan, chain, whole_leaves=whole_leaves)
-    streams = compute(plan, chain, evaluation=evaluation)
+    places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
+    streams = compute(plan, chain, groups, evaluation=evaluation)
     others = [*moves(plan, streams), agree_on_loss(plan)]
     if not evaluation:
-        others += sync(groups, streams, rules)
+        others += sync(places, streams, rules)
     order = linearise(
         plan,
         streams,
@@ -77,4 +83,4 @@ def _lowered(
         loads(plan, chain, evaluation=evaluation),
         costs or UnitCosts(plan),
     )
-    return Program(prologue=tuple(prologue(groups)), body=free(order))
+    return Program(prologue=tuple(prologue(places)), body=free(order))

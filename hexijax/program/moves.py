@@ -24,8 +24,12 @@ def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruct
         if read.buffer.kind in (Kind.ACT, Kind.COT) and read.buffer not in written
     )
     pairs: list[Instruction] = []
+    sources: dict[tuple[Place, Kind], Place] = {}
     for tag, here in enumerate(needed):
-        source = _neighbour(plan, here)
+        key = (here.place, here.kind)
+        if key not in sources:
+            sources[key] = _neighbour(here)
+        source = sources[key]
         there = written[Buffer(here.kind, source, here.subject, here.microbatch)]
         assert here.microbatch is not None
         wire = names.wire(here.place, tag, here.microbatch)
@@ -35,7 +39,7 @@ def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruct
     return pairs
 
 
-def _neighbour(plan: Plan, needed: Buffer) -> Place:
+def _neighbour(needed: Buffer) -> Place:
     """The stage before for an Act, the stage after for a Cot."""
     replica, stage = map(int, needed.place[1:].split(".s"))
     step = -1 if needed.kind is Kind.ACT else 1

@@ -9,7 +9,7 @@ import functools
 from hexijax.plan.plan import Place
 from hexijax.program.program import HOST, Buffer, Kind
 
-_interned = functools.lru_cache(maxsize=2**17)
+_interned = functools.lru_cache(maxsize=2**19)
 
 
 @_interned

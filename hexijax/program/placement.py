@@ -6,7 +6,7 @@ Their order follows from what they read, so the next pass settles it.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
@@ -54,7 +54,11 @@ class GroupPlaces:
 
 
 def group_places(
-    plan: Plan, chain: Chain, *, whole_leaves: bool = False
+    plan: Plan,
+    chain: Chain,
+    groups: Sequence[Group] | None = None,
+    *,
+    whole_leaves: bool = False,
 ) -> tuple[GroupPlaces, ...]:
     """Users and homes of every bucket, in the order of the chain."""
 
@@ -64,7 +68,8 @@ def group_places(
             group=group.name, users=users(plan, group), homes=tuple(boxes)
         )
 
-    return tuple(map(places, buckets(plan, chain)))
+    groups = buckets(plan, chain) if groups is None else groups
+    return tuple(map(places, groups))
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:

@@ -3,36 +3,72 @@
 Steps, step_s, devices -> account -> Timeline
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from hexijax.costs.rates import HOST_CALL_S
+from hexijax.plan.plan import Place
+from hexijax.program.program import Backward, Forward, Recv, Send
 from hexijax.simulator.steps import HOST, QUEUE, STEP_BEFORE, Steps
-from hexijax.simulator.tasks import What
+from hexijax.simulator.tasks import Task, What
 from hexijax.simulator.timeline import Cause, Event, Timeline
 
 
 def account(
-    steps: Steps, step_s: float, devices: Sequence[str], *, events: bool = True
+    steps: Steps,
+    step_s: float,
+    devices: Sequence[str],
+    *,
+    times: Mapping[Place, float] | None = None,
+    events: bool = True,
 ) -> Timeline:
-    """The last step played; a device's runs from the end of its last work before."""
+    """The last step played; a device's runs from the end of its last work before.
+
+    Args:
+      steps: as played.
+      step_s: from one step's end to the next.
+      devices: whose time is accounted for.
+      times: by stage, how many microbatches one that was played stands for.
+      events: keep them.
+    """
+    times = times or {}
     queues = steps.queues
     alike: dict[int, list[str]] = {}
     for device in devices:
         alike.setdefault(queues.of_device[device], []).append(device)
     books = {queue: _Book(steps.free_before_s[queue]) for queue in alike}
     moved: dict[str, int] = {}
+    host_s = dict(steps.host_step_s)
     for i, task in enumerate(steps.work):
-        for queue in {queues.of_device[device] for device in task.devices}:
-            books[queue].add(steps, i)
+        more = _more(task, times)
+        for queue in queues.of_set[task.devices]:
+            books[queue].add(steps, i, more)
         for way, num_bytes in zip(task.load.ways, task.load.num_bytes, strict=True):
-            moved[way] = moved.get(way, 0) + num_bytes
+            moved[way] = moved.get(way, 0) + round(num_bytes * (1 + more))
+        if more:
+            for host, calls in task.hosts:
+                host_s[host] += more * calls * HOST_CALL_S
+    for book in books.values():
+        book.close()
     return Timeline(
         step_s=step_s,
         events=_events(steps) if events else (),
         busy_s={d: books[queues.of_device[d]].busy_s for d in devices},
         idle_s={d: books[queues.of_device[d]].idle_s for d in devices},
         link_bytes=moved,
-        host_s=dict(steps.host_step_s),
+        host_s=host_s,
     )
+
+
+def _more(task: Task, times: Mapping[Place, float]) -> float:
+    """How many further tasks of the step one that was played stands for."""
+    i = task.instruction
+    if not times or task.what is What.SKIP:
+        return 0.0
+    if isinstance(i, Forward | Backward):
+        return times.get(i.place, 1.0) - 1
+    if isinstance(i, Send | Recv):
+        return times.get(i.source, 1.0) - 1
+    return 0.0
 
 
 class _Book:
@@ -42,18 +78,34 @@ class _Book:
         self._free_s = free_s
         self.busy_s: dict[What, float] = {}
         self.idle_s: dict[Cause, float] = {}
+        self._skipped_s = 0.0
 
-    def add(self, steps: Steps, i: int) -> None:
-        """The next task."""
+    def add(self, steps: Steps, i: int, more: float) -> None:
+        """The next task, which stands for ``more`` beside itself."""
         start_s, end_s = steps.starts[i], steps.ends[i]
         free_s, what = self._free_s, steps.work[i].what
         if start_s > free_s:
             for cause, seconds in waits(steps, i, free_s):
                 self.idle_s[cause] = self.idle_s.get(cause, 0.0) + seconds
-        if end_s > free_s:
-            took_s = end_s - max(start_s, free_s)
-            self.busy_s[what] = self.busy_s.get(what, 0.0) + took_s
+        if what is What.SKIP:
+            self._skipped_s += end_s - start_s
             self._free_s = end_s
+        elif end_s > free_s:
+            took_s = end_s - max(start_s, free_s)
+            more_s = more * steps.work[i].seconds
+            self._skipped_s -= more_s
+            self.busy_s[what] = self.busy_s.get(what, 0.0) + took_s + more_s
+            self._free_s = end_s
+
+    def close(self) -> None:
+        """What was skipped and is no work is waiting, as in a cycle that was played."""
+        left_s = max(self._skipped_s, 0.0)
+        if left_s:
+            waited = {c: self.idle_s.get(c, 0.0) for c in (Cause.MOVE, Cause.PIPELINE)}
+            total_s = sum(waited.values())
+            for cause, seconds in waited.items():
+                part = seconds / total_s if total_s else cause is Cause.PIPELINE
+                self.idle_s[cause] = seconds + part * left_s
 
 
 def waits(steps: Steps, i: int, free_s: float) -> list[tuple[Cause, float]]:

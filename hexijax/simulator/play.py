@@ -46,16 +46,20 @@ def simulate(
     Raises:
       UserError: the Program evaluates, or holds instructions of host offload.
     """
-    homes = [i.home for i in program.body if isinstance(i, Update)]
-    if not homes:
+    if not any(isinstance(i, Update) for i in program.body):
         raise UserError(
             "The Program has no Update: it evaluates, and its steps do not wait for "
             "each other. Simulate a training Program."
         )
     costs = costs or PlanCosts(plan, chain, cluster, moments)
-    places = (*(place for place, _ in plan.stages()), *homes)
-    devices = dict.fromkeys(d for place in places for d in costs.devices(place))
     with collector_paused():
         steps = Steps(tasks(program, costs, cluster))
         step_s = steps.until_they_repeat()
-        return account(steps, step_s, tuple(devices), events=events)
+        return account(steps, step_s, devices(program, plan, costs), events=events)
+
+
+def devices(program: Program, plan: Plan, costs: PlanCosts) -> tuple[str, ...]:
+    """Those of a training plan's stages, then homes that are no stage."""
+    homes = [i.home for i in program.body if isinstance(i, Update)]
+    places = (*(place for place, _ in plan.stages()), *homes)
+    return tuple(dict.fromkeys(d for place in places for d in costs.devices(place)))

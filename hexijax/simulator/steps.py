@@ -88,9 +88,9 @@ class Steps:
                 for queue in behind:
                     if free_s[queue] > start:
                         start, cause = free_s[queue], QUEUE - queue
-                for task in before:
-                    if before_ends[task] > start:
-                        start, cause = before_ends[task], STEP_BEFORE
+                for task, skip_s in before:
+                    if before_ends[task] + skip_s > start:
+                        start, cause = before_ends[task] + skip_s, STEP_BEFORE
                 for task in along:
                     if starts[task] > start:
                         start, cause = starts[task], task
@@ -169,7 +169,7 @@ class Ways:
         gaps[i : i + 1] = [(a, b) for a, b in parts if b > a]
 
 
-Rest = tuple[tuple[int, ...], Sequence[int], Sequence[int], Held]
+Rest = tuple[tuple[int, ...], Sequence[tuple[int, float]], Sequence[int], Held]
 """Queues waited for, tasks of the step before and alongside, ways with their times."""
 
 Compiled = tuple[
@@ -198,10 +198,10 @@ class Queues:
             device: number.setdefault(tuple(at), len(number))
             for device, at in member_of.items()
         }
-        self._of_set = {
+        self.of_set = {
             used: tuple(dict.fromkeys(self.of_device[d] for d in used)) for used in sets
         }
-        self._of_set[()] = ()
+        self.of_set[()] = ()
         ways = dict.fromkeys(way for task in work for way in task.load.ways)
         self.of_way = {way: len(number) + i for i, way in enumerate(ways)}
         self.number = len(number) + len(ways)
@@ -217,12 +217,12 @@ class Queues:
             calls = self._calls[task.hosts] = tuple(
                 (self.hosts[host], HOST_CALL_S * count) for host, count in task.hosts
             )
-        queues = self._of_set[task.devices]
+        queues = self.of_set[task.devices]
         load = task.load
         rest: Rest | None = None
         if load.ways or task.behind or task.before or task.along:
             ways = (self.of_way[way] for way in load.ways)
             held = zip(ways, load.holds_s, strict=True)
-            behind = self._of_set[task.behind]
+            behind = self.of_set[task.behind]
             rest = (behind, task.before, task.along, tuple(held))
         return queues, task.seconds, calls, task.after, rest

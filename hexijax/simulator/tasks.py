@@ -48,6 +48,8 @@ class What(enum.StrEnum):
     SYNC = "sync"
     """Gradients to their homes, new parameters to their users, the norm."""
     UPDATE = "update"
+    SKIP = "skip"
+    """Microbatches that are not played, since they repeat."""
 
 
 Hosts = tuple[tuple[str, int], ...]
@@ -73,13 +75,26 @@ class Task:
     """Devices waited for, not kept."""
     along: Sequence[int] = ()
     """Tasks that have begun when this starts, and ended when it ends."""
-    before: Sequence[int] = ()
-    """Tasks of the step before that end before this starts."""
+    before: Sequence[tuple[int, float]] = ()
+    """Tasks of the step before that end before this starts, and seconds between."""
 
 
-def tasks(program: Program, costs: PlanCosts, cluster: Cluster) -> list[Task]:
-    """The body's tasks."""
-    writer = _Writer(program, costs, cluster)
+def tasks(
+    program: Program,
+    costs: PlanCosts,
+    cluster: Cluster,
+    skips_s: Mapping[Place, float] | None = None,
+) -> list[Task]:
+    """The body's tasks.
+
+    Args:
+      program: what is done in which order.
+      costs: how long it takes.
+      cluster: whose hosts dispatch it.
+      skips_s: for each stage, how much later all that it does begins, for microbatches
+        that the Program leaves out.
+    """
+    writer = _Writer(program, costs, cluster, skips_s or {})
     for instruction in program.body:
         make = writer.makers.get(type(instruction))
         if make is None:
@@ -95,7 +110,13 @@ def tasks(program: Program, costs: PlanCosts, cluster: Cluster) -> list[Task]:
 class _Writer:
     """Turns instructions into tasks and remembers which task made which buffer."""
 
-    def __init__(self, program: Program, costs: PlanCosts, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        program: Program,
+        costs: PlanCosts,
+        cluster: Cluster,
+        skips_s: Mapping[Place, float],
+    ) -> None:
         self._costs, self._cluster = costs, cluster
         self._fused = fused_segments(program)
         self._pairs = {
@@ -111,6 +132,11 @@ class _Writer:
         self._runs: dict[object, tuple[float, tuple[str, ...], Hosts]] = {}
         self._roads: dict[object, tuple[Border, tuple[str, ...], Hosts]] = {}
         self._hosts = functools.cache(self._find_hosts)
+        self._skips_s = skips_s
+        skips = {costs.devices(place): s for place, s in skips_s.items() if s}
+        for devices, seconds in skips.items():
+            skip = Task(What.SKIP, ops.Free(), seconds, devices, NO_LOAD, (), ())
+            self._tasks.append(skip)
         self.makers: dict[type[Instruction], Callable[[Any], None]] = {
             ops.Load: self._nothing,
             ops.Free: self._nothing,
@@ -131,11 +157,12 @@ class _Writer:
             for b, task in self._made.items()
             if b.step == 1
         }
-        before: dict[int, list[int]] = {}
+        before: dict[int, list[tuple[int, float]]] = {}
         for task, buffer in self._carried:
             maker = next_step.get((buffer.kind, buffer.place, buffer.subject))
             if maker is not None:
-                before.setdefault(task, []).append(maker)
+                skip_s = self._skips_s.get(buffer.place, 0.0)
+                before.setdefault(task, []).append((maker, skip_s))
         for task, makers in before.items():
             self._tasks[task].before = makers
         return self._tasks

@@ -1,0 +1,144 @@
+"""Plays a few of many microbatches, where all that follow repeat them.
+
+    Plan -> a short plan, played -> its cycle -> a step of the whole plan
+
+A pipeline has found its cycle when the last microbatches enter every stage of a replica
+equally far apart, several times in a row. A longer run then is the same as a later
+start: the short plan is played again with all its stages starting later by what is left
+out. Where there is no cycle, where hosts may hold devices up, and where little is left
+out, the plan is played in full.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from hexijax.cluster import Cluster
+from hexijax.costs.instructions import PlanCosts
+from hexijax.layers.chain import Chain, Group
+from hexijax.plan.plan import Place, Plan, Replica, Schedule, stage_place
+from hexijax.program.lower import StepRules, lower
+from hexijax.program.program import Backward, Forward
+from hexijax.simulator.account import account
+from hexijax.simulator.play import devices
+from hexijax.simulator.steps import Steps
+from hexijax.simulator.tasks import tasks
+from hexijax.simulator.timeline import Timeline
+
+EQUAL = 1e-6
+"""Cycles that differ by less, relatively, are one."""
+
+WORTH = 3
+"""A plan of fewer times its short form's microbatches is played in full."""
+
+ROUNDS = 3
+"""Cycles that must be equal."""
+
+HOST_ROOM = 0.9
+"""Hosts that need a larger part of the step may hold devices up."""
+
+
+def by_cycles(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    costs: PlanCosts,
+    rules: StepRules,
+    *,
+    groups: Sequence[Group] | None,
+    whole_leaves: bool,
+    events: bool,
+) -> Timeline | None:
+    """A step of the plan, or None where it must be played in full."""
+    apart = [_apart(replica, plan.schedule) for replica in plan.replicas]
+    lengths = [_length(r, n) for r, n in zip(plan.replicas, apart, strict=True)]
+    short = _short(plan, lengths)
+    if _work(plan) < WORTH * _work(short):
+        return None
+    program = lower(
+        short,
+        chain,
+        rules=rules,
+        costs=costs,
+        whole_leaves=whole_leaves,
+        checked=False,
+        groups=groups,
+    )
+    steps = Steps(tasks(program, costs, cluster))
+    steps.play()
+    starts_s = _starts_s(steps)
+    ways = [True, False] if plan.schedule is Schedule.GPIPE else [True]
+    skips_s: dict[Place, float] = {}
+    times: dict[Place, float] = {}
+    for r, replica in enumerate(plan.replicas):
+        left_out = replica.microbatches - lengths[r]
+        if not left_out:
+            continue
+        places = [stage_place(r, s) for s in range(len(replica.stages))]
+        cycles_s = [
+            _cycle_s([starts_s[place, way] for place in places], lengths[r], apart[r])
+            for way in ways
+        ]
+        if None in cycles_s:
+            return None
+        skip_s = sum(c for c in cycles_s if c is not None) * left_out / apart[r]
+        skips_s |= dict.fromkeys(places, skip_s)
+        times |= dict.fromkeys(places, replica.microbatches / lengths[r])
+    steps = Steps(tasks(program, costs, cluster, skips_s))
+    step_s = steps.until_they_repeat()
+    made = account(
+        steps, step_s, devices(program, plan, costs), times=times, events=events
+    )
+    return made if max(made.host_s.values()) <= HOST_ROOM * step_s else None
+
+
+def _apart(replica: Replica, schedule: Schedule) -> int:
+    """Microbatches of one round of the schedule."""
+    if schedule is Schedule.INTERLEAVED:
+        return len({stage.devices for stage in replica.stages})
+    return 1
+
+
+def _length(replica: Replica, apart: int) -> int:
+    """Microbatches enough to find a cycle: to fill all stages, and some rounds."""
+    sets = len({stage.devices for stage in replica.stages})
+    least = sets + min(sets, 16) + (ROUNDS + 1) * apart
+    total = replica.microbatches
+    return min(least + (total - least) % apart, total)
+
+
+def _work(plan: Plan) -> int:
+    return sum(len(r.stages) * r.microbatches for r in plan.replicas)
+
+
+def _short(plan: Plan, lengths: Sequence[int]) -> Plan:
+    replicas = tuple(
+        dataclasses.replace(r, microbatches=n, samples=n * r.microbatch_size)
+        for r, n in zip(plan.replicas, lengths, strict=True)
+    )
+    return dataclasses.replace(
+        plan, replicas=replicas, batch_size=sum(r.samples for r in replicas)
+    )
+
+
+def _starts_s(steps: Steps) -> dict[tuple[Place, bool], dict[int, float]]:
+    """By stage and whether forward: when each microbatch's first segment starts."""
+    found: dict[tuple[Place, bool], dict[int, float]] = {}
+    for task, start_s in zip(steps.work, steps.starts, strict=True):
+        i = task.instruction
+        if isinstance(i, Forward | Backward):
+            key = (i.place, isinstance(i, Forward))
+            found.setdefault(key, {}).setdefault(i.microbatches[0], start_s)
+    return found
+
+
+def _cycle_s(
+    starts_s: Sequence[Mapping[int, float]], length: int, apart: int
+) -> float | None:
+    """Between the last rounds of every stage; None: they are not all the same."""
+    rounds = [
+        starts[length - 1 - k * apart] - starts[length - 1 - (k + 1) * apart]
+        for starts in starts_s
+        for k in range(ROUNDS)
+    ]
+    longest_s = max(rounds)
+    return longest_s if longest_s - min(rounds) <= EQUAL * longest_s else None
