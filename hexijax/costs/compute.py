@@ -7,13 +7,14 @@ kernels between them, plus what tensor-parallel products must exchange. All lane
 once, so their number does not enter.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping
 
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
-from hexijax.costs.measured import measured_s, missing
+from hexijax.costs.measured import Basis, basis, measured_s, missing
 from hexijax.costs.products import backward_s as backward_s_of
 from hexijax.costs.products import forward_s as forward_s_of
 from hexijax.costs.rates import (
@@ -146,6 +147,15 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.chain is self.chain
+
+
+def time_basis(chain: Chain, mesh: MeshShape, samples: int) -> dict[Basis, int]:
+    """How many layers' times were measured, interpolated, extrapolated or reckoned."""
+    found = collections.Counter(
+        basis(mesh.profile, layer.signature, mesh.dtype, mesh.tensor, samples)
+        for layer in chain.layers
+    )
+    return dict(found)
 
 
 def missing_times(chain: Chain, mesh: MeshShape) -> str | None:

@@ -3,9 +3,10 @@
     devices, devices -> Ways.hops -> Hop, ... ; hops and bytes -> load -> Load
 
 A device has a way out and a way in to the devices of its node. A node has one of each
-to other nodes, which all its devices share. One copy takes the latency and its bytes at
-its link's rate; it keeps each of its two ways for its bytes at the rate that the way
-carries of all copies together. So latency keeps nobody waiting, and no way carries more
+to other nodes, which all its devices share; a link that carries less than both network
+cards is a way of its own. One copy takes the latency and its bytes at its link's rate;
+it keeps each of its ways for its bytes at the rate that the way carries of all copies
+together. So latency keeps nobody waiting, and no way carries more
 than its rate allows. Copies that leave at once take as long as the slowest alone, or as
 the way among theirs that needs longest for all of them.
 """
@@ -32,6 +33,8 @@ class Hop:
     into_bytes_per_s: float
     """What the ways carry of all copies."""
     between_nodes: bool
+    through: str = ""
+    """The link, where it carries less than both nodes' network cards."""
 
 
 Hops = Sequence[tuple[Hop, int]]
@@ -70,14 +73,9 @@ class Ways:
         if a == b:
             rate = link.bytes_per_s
             return Hop(f"{source} out", f"{target} in", link, rate, rate, False)
-        return Hop(
-            f"{a} out",
-            f"{b} in",
-            link,
-            way_bytes_per_s(cluster.node(a), link),
-            way_bytes_per_s(cluster.node(b), link),
-            True,
-        )
+        out, into = (way_bytes_per_s(cluster.node(end), link) for end in (a, b))
+        through = f"{a} > {b}" if link.bytes_per_s < min(out, into) else ""
+        return Hop(f"{a} out", f"{b} in", link, out, into, True, through)
 
     def _spread(self, sources: Sequence[str], targets: Sequence[str]) -> Hops:
         """A copy to each target, readers spread over the sources.
@@ -127,6 +125,8 @@ def load(
             latency_s = max(latency_s, hop.link.latency_s)
             num_bytes = each * count * times
             filled = hop.link.filled(each * count) if hop.link.measured else 1.0
+            if hop.through and out:  # copies elsewhere have links of their own
+                keep(hop.through, each * count, hop.link.bytes_per_s * filled)
             if out:
                 keep(hop.out, num_bytes, hop.out_bytes_per_s * filled)
             if into:

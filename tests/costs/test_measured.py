@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexijax.costs import MeshShape, layer_times
+from hexijax.costs.compute import missing_times, time_basis
 from hexijax.costs.measured import (
     Basis,
     NotMeasuredError,
@@ -54,6 +55,9 @@ def test_a_search_can_ask_without_failing():
     kind = measured_kind([(1, 0.1, 0.2)])
     assert missing(kind, SIGNATURE, "float32", 2) is None
     assert "tensor degree 4" in (missing(kind, SIGNATURE, "float32", 4) or "")
+    mesh = MeshShape(profile=kind, dtype="float32", tensor=4)
+    assert missing_times(CHAIN, mesh) == missing(kind, SIGNATURE, "float32", 4)
+    assert missing_times(CHAIN, dataclasses.replace(mesh, tensor=2)) is None
     # Nothing of the layer, or nothing in the dtype: the roofline answers.
     assert missing(kind, "another", "float32", 4) is None
     assert missing(kind, SIGNATURE, "bfloat16", 4) is None
@@ -68,6 +72,13 @@ def test_it_says_what_a_time_rests_on():
     assert measured_s(kind, SIGNATURE, "float32", 2, 6) == pytest.approx((0.5, 0.6))
     # Below the table: never less than half of its first point.
     assert measured_s(kind, SIGNATURE, "float32", 2, 1) == pytest.approx((0.05, 0.1))
+
+
+def test_a_chain_says_how_many_of_its_times_were_measured():
+    kind = measured_kind([(1, 0.1, 0.2), (4, 0.3, 0.4)])
+    mesh = MeshShape(profile=kind, dtype="float32", tensor=2)
+    assert time_basis(CHAIN, mesh, 1) == {Basis.MEASURED: 3, Basis.ROOFLINE: 2}
+    assert time_basis(CHAIN, mesh, 2) == {Basis.INTERPOLATED: 3, Basis.ROOFLINE: 2}
 
 
 def test_the_update_is_priced_by_the_largest_profiled_slice():

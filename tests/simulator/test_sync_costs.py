@@ -4,11 +4,13 @@ import dataclasses
 
 import pytest
 
-from hexijax.cluster import Cluster
+from hexijax.cluster import Cluster, LinkProfile
 from hexijax.costs import PlanCosts
 from hexijax.costs.borders import Carriage
 from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S, HOST_CALL_S
+from hexijax.costs.ways import Ways
+from hexijax.costs.ways import load as ways_load
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan, StateShare
 from hexijax.program.lower import StepRules, lower
@@ -159,6 +161,19 @@ def test_a_border_carries_the_narrower_dtype_and_no_cotangent_of_integers():
             casts_first,
             not casts_first,
         )
+
+
+def test_copies_over_a_link_thinner_than_the_network_cards_share_it():
+    nic = LinkProfile(latency_s=0.0, bytes_per_s=10e9)
+    machines = cluster(("a", 4), ("b", 4), gb_per_s=1.0)
+    nodes = tuple(dataclasses.replace(node, nic=nic) for node in machines.nodes)
+    hops = Ways(dataclasses.replace(machines, nodes=nodes)).counted(
+        (f"a/{i}", f"b/{i}") for i in range(4)
+    )
+    load = ways_load([(hops, 10**9, 1)])
+    assert load.seconds == pytest.approx(4.0)
+    kept = dict(zip(load.ways, load.holds_s, strict=True))
+    assert kept == pytest.approx({"a > b": 4.0, "a out": 0.4, "b in": 0.4})
 
 
 def test_another_system_cuts_the_border_over_the_shards_and_gathers_it():

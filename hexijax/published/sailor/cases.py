@@ -12,14 +12,15 @@ a reduce-scatter and an all-gather.
 import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hexijax.cluster import Cluster, DeviceGroup, Links, NamedLink, Node
+from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Replica, Stage
-from hexijax.published.files import read
+from hexijax.published.files import PublishedDataError, read
 from hexijax.published.sailor.chain import model_chain
 from hexijax.published.sailor.links import between_nodes, in_node
 from hexijax.published.sailor.profile import DTYPE, profile
@@ -55,13 +56,25 @@ class Case:
 def measured_cases(folder: Path) -> tuple[Case, ...]:
     """Every record of ``measured_plans.json``, suspect ones too."""
     data = read(folder, "sailor", "measured_plans")
-    return tuple(_measured(folder, record) for record in data["records"])
+    return tuple(_named(_measured, folder, record) for record in data["records"])
 
 
 def published_cases(folder: Path) -> tuple[Case, ...]:
     """Every record of ``published_plans.json``: other planners' plans, not measured."""
     data = read(folder, "sailor", "published_plans")
-    return tuple(_published(folder, record) for record in data["records"])
+    return tuple(_named(_published, folder, record) for record in data["records"])
+
+
+def _named(
+    make: Callable[[Path, Mapping[str, Any]], Case],
+    folder: Path,
+    record: Mapping[str, Any],
+) -> Case:
+    """The record's case, or an error that names the record."""
+    try:
+        return make(folder, record)
+    except UserError as error:
+        raise PublishedDataError(f"{record['id']}: {error}") from None
 
 
 def _measured(folder: Path, record: Mapping[str, Any]) -> Case:

@@ -42,8 +42,8 @@ def between_nodes(folder: Path, a: str, b: str, count: int) -> LinkProfile:
     """What two nodes get together when ``count`` pairs of their cards talk at once.
 
     One pair alone gets what was measured of one. Records marked suspect are left out.
-    Of ``count``, else of the largest number measured below it: on every node of the
-    source whose total was measured twice, it does not fall with more pairs.
+    Of ``count``, else of the largest number measured below it, else of the smallest:
+    totals of nodes that lack a count are their network card's, whatever the count.
     """
     data = read(folder, "sailor", "links")
     by_count = {
@@ -52,15 +52,14 @@ def between_nodes(folder: Path, a: str, b: str, count: int) -> LinkProfile:
         for record in records(data, "inter_node", sender_gpu=one, receiver_gpu=other)
         if record["sender_count"] == record["receiver_count"] and not record["suspect"]
     }
-    usable = [known for known in by_count if known <= count]
-    if not usable:
+    if not by_count:
         raise PublishedDataError(
             f"The link between {count} {a} and {count} {b} of two nodes was asked for; "
-            f"links.json has {len(by_count)} sound entries for these cards, with "
-            f"{', '.join(map(str, sorted(by_count))) or 'no'} pairs. A link that was "
-            "not measured is not guessed."
+            "links.json has no sound entry for these cards. A link that was not "
+            "measured is not guessed."
         )
-    most, least = max(usable), min(by_count)
+    least = min(by_count)
+    most = max((known for known in by_count if known <= count), default=least)
     together = _table(by_count[most], pairs=most, together=True)
     alone = _table(by_count[least], pairs=least, together=True)
     return LinkProfile(
