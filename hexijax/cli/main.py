@@ -7,6 +7,7 @@ fault in code, the experiment's or ours, keeps its traceback.
 """
 
 import argparse
+import math
 import os
 import sys
 import traceback
@@ -69,17 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--cpu", action="store_true", help="leave GPUs alone")
 
-    _with_experiment(
-        commands, "plan", "search and explain; no device used", _plan, out="plans"
-    )
-
-    _with_experiment(
+    _with_page(_planning(commands, "plan", "search, explain and save a plan", _plan))
+    _planning(
         commands,
         "simulate",
-        "a plan's step on a timeline; no device used",
+        "a plan's step on a timeline: a table, a trace, a picture",
         _simulate,
-        out="plans",
     )
+    _with_page(_planning(commands, "explain", "what limits a plan, and why", _explain))
 
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
@@ -105,7 +103,8 @@ def _with_experiment(
         "experiment",
         nargs="?",
         metavar="EXPERIMENT",
-        help="a file, or a module as in experiments.quickstart",
+        help="a file, or a module as in experiments.quickstart"
+        + ("" if name == "run" else "; or a plan.json, which needs neither"),
     )
     parser.add_argument(
         "-h",
@@ -144,6 +143,38 @@ def _with_experiment(
     return parser
 
 
+def _planning(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+    name: str,
+    what: str,
+    start: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    """A command that needs no device, on an experiment or on a plan.json alone."""
+    parser = _with_experiment(
+        commands, name, f"{what}; no device used", start, out="plans"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        metavar="S",
+        help="wall time of each search; the plan then depends on the machine",
+    )
+    return parser
+
+
+def _with_page(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write one page to send round"
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} was given; it must be above 0")
+    return value
+
+
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -173,6 +204,14 @@ def _simulate(arguments: argparse.Namespace) -> int:
     from hexijax.cli.simulate import run_simulation
 
     return run_simulation(arguments)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.explain import explain_plan
+
+    return explain_plan(arguments)
 
 
 def _catalog(arguments: argparse.Namespace) -> int:

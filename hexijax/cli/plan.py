@@ -1,44 +1,75 @@
-"""`hexijax plan`: search, explain, save the plan. No device is used."""
+"""`hexijax plan`: search, say whether mixing is worth it, explain, save.
+
+arguments -> Study -> choose -> verdict, explanation; plan.txt, plan.json, pictures
+"""
 
 import argparse
 
-from hexijax.cli.session import SINGLE, find_plan, open_session, trace_chain
-from hexijax.errors import UserError
-from hexijax.plan import Plan, serial, text
-from hexijax.planner import explain
+from hexijax.cli.choosing import choose
+from hexijax.cli.screen import Searching
+from hexijax.cli.study import Study, open_study
+from hexijax.cli.telling import save_page, save_pictures, seconds_note
+from hexijax.plan import serial, text
+from hexijax.report.explain import explain
 from hexijax.report.folder import write_atomically, write_json
-from hexijax.report.summary import Report
+from hexijax.report.judged import Judged
+from hexijax.report.limits import Limit, limits
+from hexijax.report.verdict import Choices, verdict
 
 
 def plan(arguments: argparse.Namespace) -> int:
     """Makes a plan, or explains the one given; returns the exit code."""
-    if arguments.plan == SINGLE:
-        raise UserError("--plan single is the plain program on one device, no plan.")
-    # Planning traces on shapes: a GPU would only be taken from whoever uses it.
-    session = open_session(arguments, cpu=True)
-    chain = trace_chain(session.experiment)
-    made = find_plan(session, chain, arguments.plan, print)
-    print(f"{text.render(made, chain)}\n{explain(made, chain, session.cluster)}")
-    for note in chain.notes:
-        print(f"note: {note}")
-    folder = arguments.out / session.experiment.name
-    write_atomically(folder / "plan.txt", text.render(made, chain))
-    serial.save(folder / "plan.json", made, session.cluster, chain)
+    screen = Searching()
+    study = open_study(arguments, screen.say, own_plan=not _is_plan(arguments))
+    choices = choose(study.problem, study.plan, screen, seconds=arguments.seconds)
+    with screen.on("finding what limits it"):
+        found = limits(choices.ours)
+    written = save(study, choices.ours)
+    with screen.on("drawing"):
+        from hexijax.report.pictures import draw  # matplotlib takes a second
+
+        drawn = draw(choices.ours)
+    pictures = save_pictures(study.folder, drawn)
     if arguments.json:
-        write_json(arguments.json, predicted(made))
-    print(f"saved as {folder / 'plan.txt'}; run it with --plan {folder / 'plan.txt'}")
+        write_json(arguments.json, figures(choices, found))
+    if arguments.html:
+        save_page(arguments.html, choices, found, drawn)
+    # Last, so that `| head` loses no file.
+    print(verdict(choices), end="\n\n")
+    print(explain(choices, found))
+    seconds_note(arguments, print)
+    print(f"\nsaved as {written}; run it with --plan {written}\npictures: {pictures}")
     return 0
 
 
-def predicted(plan: Plan) -> Report:
-    """``replicas`` as in a run's report, and the figures the plan was chosen for."""
-    prediction = plan.prediction
+def save(study: Study, judged: Judged) -> str:
+    """Writes plan.txt and plan.json; returns the path of the first."""
+    problem = study.problem
+    written = study.folder / "plan.txt"
+    write_atomically(written, text.render(judged.plan, problem.chain))
+    serial.save(
+        study.folder / "plan.json",
+        judged.plan,
+        problem.cluster,
+        problem.chain,
+        problem.training,
+    )
+    return str(written)
+
+
+def figures(choices: Choices, found: tuple[Limit, ...]) -> dict[str, object]:
+    """The plan's figures, what limits it, and the plans it was held against."""
     return {
-        "replicas": serial.report_replicas(plan),
-        "batch_size": plan.batch_size,
-        "schedule": plan.schedule.value,
-        "predicted_step_s": prediction.step_s if prediction else None,
-        "predicted_memory_bytes_by_device": (
-            dict(prediction.memory_bytes) if prediction else {}
-        ),
+        **choices.ours.figures(),
+        "verdict": verdict(choices),
+        "limits": [
+            {"what": limit.what, "name": limit.name, "saves": limit.saves}
+            for limit in found
+        ],
+        "runners_up": [judged.figures() for judged in choices.runners_up()],
     }
+
+
+def _is_plan(arguments: argparse.Namespace) -> bool:
+    """``hexijax plan plan.json`` plans anew for the model in it."""
+    return str(arguments.experiment).endswith(".json")

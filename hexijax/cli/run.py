@@ -11,14 +11,23 @@ from typing import Any
 
 from hexijax.cli.engines import Machine, check_gpu, make_machine
 from hexijax.cli.screen import Screen
-from hexijax.cli.session import SINGLE, Session, find_plan, open_session, trace_chain
+from hexijax.cli.session import (
+    SINGLE,
+    Session,
+    find_plan,
+    open_session,
+    trace_chain,
+    training_facts,
+)
+from hexijax.cli.study import problem
 from hexijax.cli.training import Diverged, Loop
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
 from hexijax.plan import Plan, serial, text
-from hexijax.planner import explain
 from hexijax.report import Meter, Metrics, RunFolder
+from hexijax.report.explain import brief
 from hexijax.report.folder import write_atomically, write_json
+from hexijax.report.judged import judge
 from hexijax.report.summary import make_report, render, versions
 
 DIVERGED, INTERRUPTED = 1, 130
@@ -40,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None
         plan = find_plan(session, chain, arguments.plan or stored, screen.say)
-        screen.say(explain(plan, chain, session.cluster))
+        screen.say(brief(judge(experiment.name, plan, problem(session, chain))))
     machine = make_machine(session, chain, plan, screen, emulate=arguments.emulate)
     machine.engine.init()
     batches = experiment.data.batches(experiment.batch_size)
@@ -48,7 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     folder = resumed or RunFolder.new(arguments.out, experiment.name)
     if plan:
         write_atomically(folder.plan_text, text.render(plan, chain))
-        serial.save(folder.plan_json, plan, session.cluster, chain)
+        serial.save(
+            folder.plan_json,
+            plan,
+            session.cluster,
+            chain,
+            training_facts(experiment),
+        )
     meter = Meter(
         tokens_per_step=float(experiment.batch_size * experiment.tokens_per_sample),
         flops_per_step=machine.flops_per_step,

@@ -1,17 +1,23 @@
 """What a person sees of a run: a bar on a terminal, plain lines in a pipe."""
 
+import contextlib
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from hexijax.report.words import seconds
 
 PLAIN_EVERY_S = 5.0
 """Least time between two plain lines."""
@@ -103,3 +109,37 @@ def _duration(seconds: float) -> str:
     return (
         f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
     )
+
+
+class Searching:
+    """Says on stderr what a planning command is doing; its figures go to stdout."""
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        """Prints ``text`` as it is."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def on(self, what: str) -> Generator[Callable[[str, float], None] | None]:
+        """Shows ``what`` with a clock while the block runs, on a terminal only.
+
+        Gives what a search tells its progress to: what it does, and its best step.
+        """
+        if not self.console.is_terminal:
+            yield None
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(what, total=None)
+
+            def tell(doing: str, best_s: float) -> None:
+                best = f", best {seconds(best_s)}" if math.isfinite(best_s) else ""
+                progress.update(task, description=f"{what}: {doing}{best}")
+
+            yield tell

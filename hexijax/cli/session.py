@@ -18,6 +18,7 @@ from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, PlanError, checks, serial, text
+from hexijax.plan.training import Training
 from hexijax.planner import PlanOptions, make_plan
 
 SINGLE = "single"
@@ -153,7 +154,17 @@ def _read_plan(file: Path, session: Session, chain: Chain) -> Plan:
 
 
 def plan_options(experiment: Experiment) -> PlanOptions:
-    """What the optimizer asks of a plan: how much state, and whether it is cut."""
+    """What the search must respect."""
+    training = training_facts(experiment)
+    return PlanOptions(
+        max_microbatch_size=training.max_microbatch_size,
+        moments=training.moments,
+        whole_leaves=training.whole_leaves,
+    )
+
+
+def training_facts(experiment: Experiment) -> Training:
+    """What the optimizer and the rules of a step ask of a plan."""
     import jax
 
     from hexijax.runtime.engine import abstract_params
@@ -164,8 +175,11 @@ def plan_options(experiment: Experiment) -> PlanOptions:
     sizes = [
         sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state, params)
     ]
-    return PlanOptions(
-        max_microbatch_size=experiment.max_microbatch_size,
+    return Training(
+        dtype=experiment.dtype,
         moments=round(sizes[0] / max(1, sizes[1])),
         whole_leaves=classify(experiment.optimizer, params) is Reach.PER_LEAF,
+        clip=experiment.clip_norm is not None,
+        skip_nonfinite=experiment.skip_nonfinite,
+        max_microbatch_size=experiment.max_microbatch_size,
     )

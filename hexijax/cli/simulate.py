@@ -1,57 +1,47 @@
-"""`hexijax simulate`: a plan's step on a timeline. No device is used."""
+"""`hexijax simulate`: a plan's step on a timeline. No device is used.
+
+arguments -> Study -> judge -> the table; trace.json for Perfetto, timeline.png
+"""
 
 import argparse
 
-from hexijax.cli.session import (
-    SINGLE,
-    find_plan,
-    open_session,
-    plan_options,
-    trace_chain,
-)
-from hexijax.costs import PlanCosts
-from hexijax.errors import UserError
-from hexijax.program.lower import StepRules, lower
+from hexijax.cli.choosing import GIVEN, OURS, search
+from hexijax.cli.screen import Searching
+from hexijax.cli.study import open_study
+from hexijax.cli.telling import save_pictures, seconds_note
 from hexijax.report.folder import write_json
+from hexijax.report.judged import judge
 from hexijax.report.summary import Report
 from hexijax.report.timeline import describe
-from hexijax.simulator import Timeline, simulate
+from hexijax.simulator import Timeline
 from hexijax.simulator.trace import write_trace
 
 
 def run_simulation(arguments: argparse.Namespace) -> int:
     """Simulates the plan given, or the one made; returns the exit code."""
-    if arguments.plan == SINGLE:
-        raise UserError(
-            "--plan single is the plain program on one device; a plan is simulated."
-        )
-    session = open_session(arguments, cpu=True)
-    experiment = session.experiment
-    chain = trace_chain(experiment)
-    plan = find_plan(session, chain, arguments.plan, print)
-    options = plan_options(experiment)
-    costs = PlanCosts(
-        plan,
-        chain,
-        session.cluster,
-        options.moments,
-        whole_leaves=options.whole_leaves,
-    )
-    rules = StepRules(
-        clip=experiment.clip_norm is not None,
-        skip_nonfinite=experiment.skip_nonfinite,
-    )
-    program = lower(
-        plan, chain, rules=rules, costs=costs, whole_leaves=options.whole_leaves
-    )
-    timeline = simulate(program, plan, chain, session.cluster, costs=costs)
-    print(describe(timeline))
-    folder = arguments.out / experiment.name
-    folder.mkdir(parents=True, exist_ok=True)
-    write_trace(folder / "trace.json", timeline)
+    screen = Searching()
+    study = open_study(arguments, screen.say)
+    if study.plan:
+        judged = judge(GIVEN, study.plan, study.problem)
+    else:
+        with screen.on("searching for the plan") as progress:
+            judged = search(
+                study.problem, OURS, seconds=arguments.seconds, progress=progress
+            ).best
+    with screen.on("drawing"):
+        from hexijax.report.pictures import draw  # matplotlib takes a second
+
+        drawn = draw(judged)
+    pictures = save_pictures(study.folder, drawn)
+    trace = study.folder / "trace.json"
+    write_trace(trace, judged.timeline)
     if arguments.json:
-        write_json(arguments.json, figures(timeline))
-    print(f"saved as {folder / 'trace.json'}; open it at https://ui.perfetto.dev")
+        write_json(arguments.json, {**judged.figures(), **figures(judged.timeline)})
+    print(describe(judged.timeline))
+    if not study.plan:
+        seconds_note(arguments, print)
+    print(f"pictures: {pictures}")
+    print(f"saved as {trace}; open it at https://ui.perfetto.dev")
     return 0
 
 

@@ -1,7 +1,7 @@
 """A plan as JSON: for programs to read, and a file that stands alone.
 
     Plan <-> to_json, from_json          the plan as plain dicts
-    Plan, Cluster, Chain <-> save, load  plan.json, which needs nothing beside it
+    SavedPlan <-> save, load             plan.json, which needs nothing beside it
 
 ``replicas`` has one form everywhere (plan.json, report.json, ``plan --json``): a list
 of replicas, each with its microbatches and its stages.
@@ -22,6 +22,7 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.decode import decode, fail
 from hexijax.plan.limits import MAX_LAYERS
 from hexijax.plan.plan import FORMAT_VERSION, Plan, PlanError, Stage
+from hexijax.plan.training import PLAIN, Training
 
 _NAMES = {
     Stage: {"layers": "layer_range", "lanes": "data_degree", "tensor": "tensor_degree"}
@@ -41,6 +42,9 @@ class SavedPlan:
 
     chain: Chain
     """The model it was made for."""
+
+    training: Training = PLAIN
+    """The training it was made for."""
 
 
 def report_replicas(plan: Plan) -> list[dict[str, Any]]:
@@ -158,8 +162,14 @@ def _version(found: Any, ours: int, source: str) -> None:
         )
 
 
-def save(path: Path, plan: Plan, cluster: Cluster, chain: Chain) -> None:
-    """Writes plan.json: the plan with its cluster and its model.
+def save(
+    path: Path,
+    plan: Plan,
+    cluster: Cluster,
+    chain: Chain,
+    training: Training | None = None,
+) -> None:
+    """Writes plan.json: the plan with its cluster, its model and its training.
 
     The file appears whole or not at all.
     """
@@ -167,6 +177,7 @@ def save(path: Path, plan: Plan, cluster: Cluster, chain: Chain) -> None:
     document = {
         "version": FORMAT_VERSION,
         "plan": to_json(plan),
+        "training": dataclasses.asdict(training or PLAIN),
         **parts,
         "sha256": {name: _digest(part) for name, part in parts.items()},
     }
@@ -210,7 +221,9 @@ def loads(raw: bytes, source: str = "plan.json") -> SavedPlan:
     plan = from_json(document.get("plan"), f"{source}: plan")
     cluster = _part(Cluster.from_json, document["cluster"], f"{source}: cluster")
     chain = _chain(document["chain"], f"{source}: chain")
-    return SavedPlan(plan=plan, cluster=cluster, chain=chain)
+    # Files of before it was written mean Adam in float32.
+    training = decode(Training, document.get("training", {}), f"{source}: training")
+    return SavedPlan(plan=plan, cluster=cluster, chain=chain, training=training)
 
 
 def _chain(data: Any, where: str) -> Chain:

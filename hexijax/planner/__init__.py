@@ -1,12 +1,11 @@
 """The search for a plan: which devices, which layers, how many microbatches.
 
-    Chain + Cluster + batch size -> make_plan -> Plan, explain -> why
+    Chain + Cluster + batch size -> make_plan -> Plan
 
 One file a decision: ``grouping``, ``layers``, ``batches``, ``segments``, ``spans``
 (remat); ``estimate`` judges, ``search`` ties them together. No JAX and no device here.
 """
 
-from hexijax.planner.explain import explain
 from hexijax.planner.infeasible import InfeasiblePlanError
 from hexijax.planner.options import Grouping, PlanOptions
 from hexijax.planner.search import make_plan
@@ -16,7 +15,6 @@ __all__ = [
     "Grouping",
     "InfeasiblePlanError",
     "PlanOptions",
-    "explain",
     "make_plan",
     "single_plan",
 ]

@@ -95,10 +95,15 @@ class RunFolder:
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes the file whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes the file whole or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(text)
+        unfinished.write_bytes(data)
         unfinished.replace(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error

@@ -16,7 +16,7 @@ from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.planner import PlanOptions, make_plan
-from hexijax.planner.explain import picture
+from hexijax.report.drawing import picture
 from hexijax.report.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("backend")

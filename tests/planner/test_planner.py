@@ -14,7 +14,6 @@ from hexijax.planner import (
     Grouping,
     InfeasiblePlanError,
     PlanOptions,
-    explain,
     make_plan,
     single_plan,
 )
@@ -234,19 +233,6 @@ def test_the_single_plan_is_the_plain_program():
     plan = single_plan(CHAIN, cluster, batch_size=24, device="n1/2", options=capped)
     check_plan(plan, cluster)
     assert plan.replicas[0].microbatch_size == 5
-
-
-def test_a_plan_explains_itself():
-    cluster = make_cluster([[("fast", 2)], [("slow", 2)]], TWO_KINDS)
-    options = PlanOptions(grouping=Grouping.ONE, tensor_degrees=(1,))
-    options = dataclasses.replace(options, layers_per_stage=((9, 3),))
-    plan = make_plan(CHAIN, cluster, batch_size=16, options=options)
-    text = explain(plan, CHAIN, cluster)
-    assert text.splitlines()[0] == "replica 0   8 x 2 samples"
-    assert "embed..blocks/7 (9)" in text
-    assert "n0/0-1 fast 2 lanes" in text
-    assert "limited by stage r0.s1 (slow), 3.72 ms a microbatch" in text
-    assert "/ 4.00 GiB" in text
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])

@@ -1,0 +1,125 @@
+"""From what the user names to a Problem: an experiment, or a plan.json alone.
+
+EXPERIMENT --trace on shapes--> Problem          (imports JAX)
+plan.json  --read------------> Problem, its plan (does not)
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from hexijax.cli.session import (
+    SINGLE,
+    Session,
+    find_plan,
+    open_session,
+    read_cluster,
+    trace_chain,
+    training_facts,
+)
+from hexijax.errors import UserError
+from hexijax.layers.chain import Chain
+from hexijax.plan import Plan, checks, serial
+from hexijax.report.problem import Problem
+
+Tell = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """What a planning command is about."""
+
+    problem: Problem
+    """What is planned."""
+
+    plan: Plan | None
+    """The plan that was given; None: one is searched for."""
+
+    folder: Path
+    """Where files go."""
+
+
+def open_study(
+    arguments: argparse.Namespace, tell: Tell, *, own_plan: bool = True
+) -> Study:
+    """Reads what the command line names.
+
+    Args:
+        arguments: of the command line.
+        tell: is told what was put aside, and why.
+        own_plan: an experiment's own plan, and a plan.json's, counts as given.
+    """
+    named = Path(arguments.experiment)
+    if named.suffix == ".json":
+        return _from_plan(named, arguments, own_plan=own_plan)
+    if named.suffix == ".txt":
+        raise UserError(_lonely(named))
+    return _from_experiment(arguments, tell, own_plan=own_plan)
+
+
+def _from_plan(file: Path, arguments: argparse.Namespace, *, own_plan: bool) -> Study:
+    for flag in ("set", "plan"):
+        if getattr(arguments, flag, None):
+            raise UserError(
+                f"--{flag} was given with {file}. It changes an experiment, and a "
+                "plan.json has none: name the experiment instead, or leave the flag."
+            )
+    saved = serial.load(file)
+    cluster = read_cluster(arguments.cluster) if arguments.cluster else saved.cluster
+    if own_plan:
+        checks.check(saved.plan, saved.chain, cluster)
+    return Study(
+        problem=Problem(
+            name=saved.chain.name,
+            chain=saved.chain,
+            cluster=cluster,
+            batch_size=saved.plan.batch_size,
+            training=saved.training,
+        ),
+        plan=saved.plan if own_plan else None,
+        folder=arguments.out / saved.chain.name,
+    )
+
+
+def _from_experiment(
+    arguments: argparse.Namespace, tell: Tell, *, own_plan: bool
+) -> Study:
+    given = getattr(arguments, "plan", None)
+    if given == SINGLE:
+        raise UserError("--plan single is the plain program on one device, no plan.")
+    # Planning traces on shapes: a GPU would only be taken from whoever uses it.
+    session = open_session(arguments, cpu=True)
+    experiment = session.experiment
+    chain = trace_chain(experiment)
+    for note in chain.notes:
+        tell(f"note: {note}")
+    plan = None
+    if own_plan and (given or experiment.plan):
+        plan = find_plan(session, chain, given, tell)
+    return Study(
+        problem=problem(session, chain),
+        plan=plan,
+        folder=arguments.out / experiment.name,
+    )
+
+
+def problem(session: Session, chain: Chain) -> Problem:
+    """An experiment's problem."""
+    experiment = session.experiment
+    return Problem(
+        name=experiment.name,
+        chain=chain,
+        cluster=session.cluster,
+        batch_size=experiment.batch_size,
+        training=training_facts(experiment),
+    )
+
+
+def _lonely(file: Path) -> str:
+    beside = file.with_suffix(".json")
+    better = f", or name {beside}, which stands alone" if beside.is_file() else ""
+    return (
+        f"{file} is a plan's text, which says nothing of the model: name its "
+        f"experiment and add --plan {file}{better}."
+    )

@@ -1,0 +1,178 @@
+"""A plan with every figure that people compare plans by.
+
+    Plan, Problem -> judge -> Judged -> figures() for --json
+
+One judgement for all: our plans, the baselines' and a person's own are simulated on the
+same cluster under the same costs.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.plan.plan import Plan, Prediction
+from hexijax.plan.serial import report_replicas
+from hexijax.planner.mesh import compute_dtype
+from hexijax.report.problem import Problem
+from hexijax.simulator import Timeline, predict
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A plan, simulated, with its figures."""
+
+    name: str
+    """What the plan is called: ``hexijax``, or a baseline's name."""
+
+    problem: Problem
+    """What it solves."""
+
+    plan: Plan
+    """It, with this judgement as its prediction."""
+
+    timeline: Timeline
+    """A step of it."""
+
+    memory: Mapping[str, MemoryParts]
+    """What each device holds at its peak."""
+
+    bound_s: float
+    """What no plan's step can beat on the cluster."""
+
+    search_s: float
+    """Wall time of the search for it; 0 for a plan that was given."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.timeline.step_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens trained on, a second."""
+        tokens = self.plan.batch_size * self.problem.chain.tokens_per_sample
+        return tokens / self.step_s
+
+    @property
+    def mfu(self) -> float | None:
+        """Part of the whole cluster's dense peak that the model's own FLOPs make.
+
+        Devices left out count; recomputation does not. None: a kind has no peak for
+        the dtype it computes in.
+        """
+        peak = _peak_flops_per_s(self.plan, self.problem)
+        if peak is None:
+            return None
+        flops = sum(
+            x.forward_flops + x.backward_flops for x in self.problem.chain.layers
+        )
+        return flops * self.plan.batch_size / self.step_s / peak
+
+    @property
+    def fraction_of_bound(self) -> float:
+        """How near the step is to the bound; at most 1."""
+        return self.bound_s / self.step_s
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Devices that compute, in the cluster's order."""
+        busy = {name for _, stage in self.plan.stages() for name in stage.devices}
+        return tuple(d.name for d in self.problem.cluster.devices if d.name in busy)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Devices that compute nothing, in the cluster's order."""
+        busy = set(self.used)
+        devices = self.problem.cluster.devices
+        return tuple(d.name for d in devices if d.name not in busy)
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device is promised more than it can use."""
+        cluster = self.problem.cluster
+        return all(
+            parts.total_bytes <= cluster.device(name).usable_memory_bytes
+            for name, parts in self.memory.items()
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return {
+            "name": self.name,
+            "step_s": self.step_s,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "bound_s": self.bound_s,
+            "fraction_of_bound": self.fraction_of_bound,
+            "search_s": self.search_s,
+            "batch_size": self.plan.batch_size,
+            "schedule": self.plan.schedule.value,
+            "memory_bytes_by_device": {
+                name: parts.total_bytes for name, parts in self.memory.items()
+            },
+            "unused": list(self.unused),
+            "replicas": report_replicas(self.plan),
+        }
+
+
+def judge(
+    name: str,
+    plan: Plan,
+    problem: Problem,
+    *,
+    search_s: float = 0.0,
+    events: bool = True,
+) -> Judged:
+    """Simulates a plan of the problem.
+
+    Args:
+        name: what the plan is called.
+        plan: it.
+        problem: what it solves.
+        search_s: wall time of the search for it.
+        events: keep what pictures need; a step time alone is found faster.
+    """
+    training = problem.training
+    timeline = predict(
+        plan,
+        problem.chain,
+        problem.cluster,
+        moments=training.moments,
+        whole_leaves=training.whole_leaves,
+        rules=problem.rules,
+        events=events,
+    )
+    memory = plan_memory(
+        plan,
+        problem.chain,
+        problem.cluster,
+        moments=training.moments,
+        whole_leaves=training.whole_leaves,
+    )
+    promised = {device: parts.total_bytes for device, parts in memory.items()}
+    prediction = Prediction(step_s=timeline.step_s, memory_bytes=promised)
+    return Judged(
+        name=name,
+        problem=problem,
+        plan=dataclasses.replace(plan, prediction=prediction),
+        timeline=timeline,
+        memory=memory,
+        bound_s=problem.bound_s,
+        search_s=search_s,
+    )
+
+
+def _peak_flops_per_s(plan: Plan, problem: Problem) -> float | None:
+    """Dense peaks of all devices, each in the dtype it computes in here."""
+    dtypes = {d: stage.dtype for _, stage in plan.stages() for d in stage.devices}
+    total = 0.0
+    for device in problem.cluster.devices:
+        dtype = dtypes.get(device.name) or compute_dtype(problem.training.dtype, device)
+        peaks = device.profile.dense_flops_per_s
+        if dtype == "float32" and "tf32" in peaks:  # what JAX's products run in
+            dtype = "tf32"
+        if dtype not in peaks:
+            return None
+        total += peaks[dtype]
+    return total

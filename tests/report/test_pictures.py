@@ -1,0 +1,60 @@
+"""Pictures are drawn for any number of devices, and show all that is there."""
+
+import pytest
+
+from hexijax.report.pictures import compared, draw
+from hexijax.report.pictures.machines import node_boxes
+from hexijax.report.pictures.memory import PARTS
+from hexijax.report.pictures.style import BUSY, BUSY_WORDS, IDLE, IDLE_WORDS
+from hexijax.report.rows import rows, uses_by_queue
+from hexijax.simulator import Cause
+from hexijax.simulator.tasks import What
+from tests.report.problems import make_judged, make_problem
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_everything_that_happens_has_a_colour_and_a_word():
+    assert BUSY.keys() == BUSY_WORDS.keys() == {*What}
+    assert IDLE.keys() == IDLE_WORDS.keys() == {*Cause}
+    assert len({*BUSY.values(), *IDLE.values()}) == len(What) + len(Cause)
+    assert len({colour for _, colour in PARTS.values()}) == len(PARTS)
+
+
+@pytest.mark.parametrize("nodes", [1, 16])
+def test_pictures_are_files_and_repeat(nodes: int):
+    judged = make_judged(make_problem([[("fast", 2)]] * nodes))
+    drawn = draw(judged)
+    assert drawn.keys() == {"plan", "timeline", "memory"}
+    assert all(png.startswith(PNG) for png in drawn.values())
+    assert compared([judged] * 4).startswith(PNG)
+    if nodes == 1:
+        assert draw(judged) == drawn
+
+
+def test_every_device_is_in_a_row_of_its_kind():
+    judged = make_judged(make_problem([[("fast", 2)]] * 8 + [[("slow", 2)]] * 8))
+    found = rows(judged, uses_by_queue(judged), most=40)
+    assert sorted(d for row in found for d in row.devices) == sorted(judged.used)
+    cluster = judged.problem.cluster
+    assert all(len({cluster.device(d).kind for d in r.devices}) == 1 for r in found)
+    assert len(rows(judged, uses_by_queue(judged), most=1)) == 1
+
+
+def test_copies_of_a_replica_share_a_row():
+    judged = make_judged(make_problem([[("fast", 1)]] * 4))
+    shown = rows(judged, uses_by_queue(judged), most=40)
+    assert [row.label for row in shown] == ["n0/0 and 3 more"]
+
+
+def test_equal_nodes_are_drawn_once_and_unused_devices_have_no_role():
+    judged = make_judged(
+        make_problem([[("fast", 2)]] * 3 + [[("slow", 1)]], gb_per_s=1e-4)
+    )
+    boxes = node_boxes(judged.plan, judged.problem.cluster)
+    roles = {box.title: [role for _, role in box.tiles] for box in boxes}
+    unused = {name.split("/")[0] for name in judged.unused}
+    assert unused
+    assert "n3" in unused
+    for title, its in roles.items():
+        assert all(bool(role) != (title.split(" ")[0] in unused) for role in its)

@@ -1,0 +1,126 @@
+"""The first line of `hexijax plan`: is mixing worth it?"""
+
+import dataclasses
+import functools
+
+import pytest
+
+from hexijax.cli.choosing import Searched, choose, parts
+from hexijax.cli.screen import Searching
+from hexijax.report.judged import Judged
+from hexijax.report.problem import Problem
+from hexijax.report.verdict import Choices, verdict
+from tests.report.problems import make_problem
+
+
+@functools.cache
+def usual() -> Choices:
+    return chosen(make_problem())
+
+
+def chosen(problem: Problem) -> Choices:
+    return choose(problem, None, Searching())
+
+
+def with_step(judged: Judged, step_s: float) -> Judged:
+    timeline = dataclasses.replace(judged.timeline, step_s=step_s)
+    return dataclasses.replace(judged, timeline=timeline)
+
+
+def test_it_says_what_mixing_gives():
+    choices = usual()
+    best = min(choices.alone, key=lambda judged: judged.step_s)
+    assert {judged.name for judged in choices.alone} == {"fast alone", "slow alone"}
+    gain = best.step_s / choices.ours.step_s
+    assert gain > 1.1
+    assert verdict(choices) == f"mixing gives {gain:.2f}x over your 2 FASTs alone"
+
+
+def test_it_says_what_to_leave_out_and_what_it_costs():
+    choices = chosen(make_problem(gb_per_s=0.0001))
+    assert choices.ours.unused == ("n1/0", "n1/1")
+    assert choices.everyone is not None
+    cost = choices.everyone.step_s / choices.ours.step_s - 1
+    assert verdict(choices) == f"leave the SLOWs out: they cost {cost:.0%}"
+    assert choices.runners_up()[0].step_s >= choices.ours.step_s
+
+
+def test_one_device_of_each_kind_reads_as_one():
+    choices = chosen(make_problem([[("fast", 1)], [("slow", 1)]]))
+    assert "x over your FAST alone" in verdict(choices)
+    choices = chosen(make_problem([[("fast", 1)], [("slow", 1)]], gb_per_s=1e-4))
+    assert verdict(choices).startswith("leave the SLOW out: it costs ")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([[("fast", 1)]], "one device: nothing to mix; the plan reaches "),
+        ([[("fast", 4)]], "4 equal FASTs: nothing to mix; the plan reaches "),
+        ([[("fast", 2)], [("fast", 2)]], "2 nodes give "),
+    ],
+)
+def test_equal_devices_are_not_called_a_mix(nodes, says: str):
+    assert verdict(chosen(make_problem(nodes))).startswith(says)
+
+
+def test_a_plan_given_is_held_against_the_one_found():
+    problem = make_problem()
+    found = usual()
+    slow = next(judged for judged in found.alone if judged.name == "slow alone")
+    choices = choose(problem, slow.plan, Searching())
+    assert choices.found is not None
+    assert choices.ours.plan.replicas == slow.plan.replicas
+    ratio = slow.step_s / choices.found.step_s
+    assert verdict(choices) == (
+        f"{verdict(found)}; the plan given takes {ratio:.2f}x the step of the plan a "
+        "search finds"
+    )
+
+
+def test_what_fits_nowhere_alone_is_no_rival():
+    choices = dataclasses.replace(usual(), alone=())
+    assert verdict(choices) == (
+        "mixing makes it fit: no kind and no node holds the model alone"
+    )
+
+
+def test_a_faster_rival_becomes_ours(monkeypatch: pytest.MonkeyPatch):
+    fast = usual()
+    searched = {judged.name: judged for judged in (*fast.alone, fast.ours)}
+    searched["hexijax"] = with_step(fast.ours, 1e9)
+    monkeypatch.setattr(
+        "hexijax.cli.choosing.search",
+        lambda problem, name, **_: Searched(
+            best=searched[name], next_best=(), interrupted=False
+        ),
+    )
+    choices = chosen(make_problem())
+    assert choices.ours.name == "hexijax"
+    assert choices.ours.plan == searched["fast alone"].plan
+
+
+def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys):
+    ours = usual().ours
+    asked: list[str] = []
+
+    def search(problem: Problem, name: str, **_: object) -> Searched:
+        asked.append(name)
+        return Searched(best=ours, next_best=(), interrupted=True)
+
+    monkeypatch.setattr("hexijax.cli.choosing.search", search)
+    choices = chosen(make_problem())
+    assert asked == ["hexijax"]
+    assert choices.cut_short
+    assert choices.ours == ours
+    assert "what was found so far counts" in capsys.readouterr().err
+    assert verdict(choices).startswith("every device is used; ")
+
+
+def test_equal_nodes_are_searched_once():
+    problem = make_problem([[("fast", 2)]] * 3 + [[("slow", 2)]])
+    assert [name for name, _ in parts(problem.cluster)] == [
+        "fast alone",
+        "slow alone",
+        "n0 alone",
+    ]
