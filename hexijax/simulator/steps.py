@@ -133,6 +133,16 @@ class Ways:
     def take(self, ready_s: float, held: Held) -> tuple[float, int]:
         """The earliest time at which all ways are free long enough, and the last way
         that had to be waited for; they are taken from then on."""
+        free_s = self._free_s
+        for way, _ in held:
+            if free_s[way] > ready_s:
+                break
+        else:  # as a rule: nothing to wait for
+            for way, hold_s in held:
+                if ready_s > free_s[way]:
+                    self._gap(way, free_s[way], ready_s)
+                free_s[way] = ready_s + hold_s
+            return ready_s, held[0][0]
         at_s, late, moved = ready_s, held[0][0], True
         while moved:
             moved = False
@@ -143,6 +153,12 @@ class Ways:
         for way, hold_s in held:
             self._take(way, at_s, hold_s)
         return at_s, late
+
+    def _gap(self, way: int, begin_s: float, end_s: float) -> None:
+        gaps = self._gaps.setdefault(way, [])
+        gaps.append((begin_s, end_s))
+        if len(gaps) > MOST_GAPS:
+            del gaps[0]
 
     def _earliest(self, way: int, at_s: float, hold_s: float) -> float:
         free_s = self._free_s[way]
@@ -156,13 +172,12 @@ class Ways:
 
     def _take(self, way: int, at_s: float, hold_s: float) -> None:
         free_s = self._free_s[way]
-        gaps = self._gaps.setdefault(way, [])
         if at_s >= free_s:
             if at_s > free_s:
-                gaps.append((free_s, at_s))
-                del gaps[:-MOST_GAPS]
+                self._gap(way, free_s, at_s)
             self._free_s[way] = at_s + hold_s
             return
+        gaps = self._gaps[way]
         i = next(i for i, (a, b) in enumerate(gaps) if a <= at_s and at_s + hold_s <= b)
         begin_s, end_s = gaps[i]
         parts = ((begin_s, at_s), (at_s + hold_s, end_s))
