@@ -109,9 +109,13 @@ def _whole(timeline: Timeline, part: Fold) -> Timeline:
     def all_of(figures: Mapping[str, Value]) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for name, value in figures.items():
-            owner, _, way = name.partition(" ")
-            for other in part.like.get(owner, (owner,)):
-                found[f"{other} {way}" if way else other] = value
+            owner, *way = name.split(" ")  # `a/0`, `a out`, `a > b`
+            others = part.like.get(owner, (owner,))
+            end = part.like.get(way[-1], ()) if ">" in way else ()
+            for i, other in enumerate(others):
+                if len(end) == len(others):  # a link inside what stands for others
+                    way = [">", end[i]]
+                found[" ".join((other, *way))] = value
         return found
 
     return dataclasses.replace(
