@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from hexijax.cluster import Cluster, Device
-from hexijax.costs.compute import MeshShape
+from hexijax.costs.compute import MeshShape, missing_times
 from hexijax.costs.instructions import mesh_shape
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import PlanError, Stage
@@ -92,6 +92,7 @@ class Yard:
         tensor_degrees: Iterable[int],
     ) -> None:
         self.cluster = cluster
+        self._chain = chain
         self.blocks = tuple(_blocks(cluster, dtype))
         self._dims = [
             leaf.shape[leaf.tensor_dim]
@@ -111,7 +112,10 @@ class Yard:
         self.meshes = functools.cache(self._meshes)
 
     def _meshes(self, block: Block, tensor: int, lanes: int = 1) -> tuple[Mesh, ...]:
-        """As many as the block's devices make; the rest is left out."""
+        """As many as the block's devices make; the rest is left out.
+
+        None at a degree at which the kind's measured times lack a layer.
+        """
         width = tensor * lanes
         found: list[Mesh] = []
         for start in range(0, len(block.devices) - width + 1, width):
@@ -120,6 +124,8 @@ class Yard:
                 shape = found[0].shape
             else:
                 shape = self._shape(block, names, tensor, lanes)
+                if missing_times(self._chain, shape):
+                    return ()
             key = self._keys.setdefault(shape, len(self._keys))
             found.append(Mesh(devices=names, block=block, shape=shape, key=key))
         return tuple(found)
