@@ -15,7 +15,7 @@ BORDERS_IN_FLIGHT = 2
 def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     """For each stage, the most microbatches between their forward and their backward.
 
-    1F1B: stage k of S holds min(S - k, M); GPipe all M.
+    1F1B and zero-bubble: stage k of S holds min(S - k, M); GPipe all M.
     """
     num_stages, num_microbatches = len(replica.stages), replica.microbatches
     if schedule is Schedule.GPIPE:
@@ -23,6 +23,17 @@ def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     if schedule is Schedule.INTERLEAVED:
         return _play(replica)
     return [min(num_stages - k, num_microbatches) for k in range(num_stages)]
+
+
+def handed_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
+    """For each stage, the most microbatches whose weight part is still due.
+
+    Of a split backward: stage k holds min(k + 1, M), one of them just being handed on.
+    """
+    stages = range(len(replica.stages))
+    if schedule is not Schedule.ZERO_BUBBLE:
+        return [0 for _ in stages]
+    return [min(k + 1, replica.microbatches) if k else 0 for k in stages]
 
 
 def _play(replica: Replica) -> list[int]:
@@ -37,11 +48,17 @@ def _play(replica: Replica) -> list[int]:
 
 
 def stage_activations(
-    chain: Chain, layers: Sequence[Layer], stage: Stage, samples: int, live: int
+    chain: Chain,
+    layers: Sequence[Layer],
+    stage: Stage,
+    samples: int,
+    live: int,
+    handed: int = 0,
 ) -> tuple[int, int]:
     """Bytes on one device: kept at full depth, and inside one segment's backward.
 
-    ``layers`` are the chain's, with the figures of the stage's kind.
+    ``layers`` are the chain's, with the figures of the stage's kind. ``live``
+    microbatches wait for their backward, ``handed`` for its weight part.
     """
     kept = sum(
         kept_bytes(chain, layer, policy, stage.dtype, stage.tensor, samples)
@@ -60,7 +77,12 @@ def stage_activations(
     )
     batch = sum(array.num_bytes for array in chain.batch.values()) * samples
     flying = BORDERS_IN_FLIGHT * (edges + batch)
-    return live * (kept + borders + batch) + flying, transient
+    late = sum(
+        handed_bytes(chain, layer, stage.dtype, stage.tensor, samples)
+        for layer in layers[slice(*stage.layers)]
+    )
+    depth = live * (kept + borders + batch) + handed * (late + batch)
+    return depth + flying, transient
 
 
 def kept_bytes(
@@ -69,6 +91,27 @@ def kept_bytes(
     """What one microbatch keeps of a layer on one device."""
     whole = border_bytes_in(chain, layer.activation_bytes[policy] * samples, dtype)
     return int(whole * (1 - SPLIT_SHARE + SPLIT_SHARE / tensor)) + 1
+
+
+def handed_bytes(
+    chain: Chain, layer: Layer, dtype: str, tensor: int, samples: int
+) -> int:
+    """What one microbatch's weight part of a layer waits with on one device."""
+    whole = border_bytes_in(chain, most_handed(chain, layer) * samples, dtype)
+    return int(whole * (1 - SPLIT_SHARE + SPLIT_SHARE / tensor)) + 1
+
+
+def most_handed(chain: Chain, layer: Layer) -> int:
+    """As traced, for one sample; where unknown both operands of each weight's product,
+    and without products twice what remat none keeps."""
+    if layer.handed_bytes is not None:
+        return layer.handed_bytes
+    operands = sum(
+        p.count * p.rows * (p.inner + p.columns) for p in layer.products if p.shared
+    )
+    if not operands:
+        return 2 * layer.activation_bytes[Remat.NONE]
+    return int(operands * ITEM_BYTES[chain.dtype])
 
 
 def enter_bytes(chain: Chain, layer: int, dtype: str, samples: int) -> int:

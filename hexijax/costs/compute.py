@@ -86,6 +86,9 @@ class LayerTime:
     backward_s: float
     """The backward, without recomputation."""
 
+    weight_s: float
+    """Of it, the weight part where it is split."""
+
     recompute_s: Mapping[Remat, float]
     """What each remat policy adds to the backward."""
 
@@ -178,6 +181,7 @@ def _layer_time(
     return LayerTime(
         forward_s=known[0],
         backward_s=known[1],
+        weight_s=known[1] * layer.weight_share,
         recompute_s={policy: s * scale for policy, s in whole.recompute_s.items()},
         residual_s=dict.fromkeys(Remat, (0.0, 0.0)),
     )
@@ -221,6 +225,7 @@ def _reckoned(
     return LayerTime(
         forward_s=forward_s,
         backward_s=backward_s,
+        weight_s=backward_s * layer.weight_share,
         recompute_s={
             Remat.NONE: 0.0,
             Remat.DOTS: RECOMPUTE_DOTS * between_s,

@@ -105,6 +105,7 @@ class PlanCosts:
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
         self.segment_s = functools.cache(self._segment_s)
+        self._part_s = functools.cache(self._segment_part_s)
         self.border = functools.cache(self._border)
         self.exchange = functools.cache(self._exchange)
         self._site = functools.cache(self._make_site)
@@ -245,6 +246,20 @@ class PlanCosts:
             )
         )
 
+    def _segment_part_s(self, place: Place, segment: int, part: Part) -> float:
+        """One microbatch's backward of a segment; the input part recomputes."""
+        whole_s = self.segment_s(place, segment, False)
+        times = self.layer_times(place)
+        layers = range(*self._stages[place].segment_layers(segment))
+        weight_s = sum(times[i].weight_s for i in layers)
+        match part:
+            case Part.BOTH:
+                return whole_s
+            case Part.INPUT:
+                return whole_s - weight_s
+            case Part.WEIGHT:
+                return CALL_S + weight_s
+
     def _layer_times(self, place: Place) -> tuple[LayerTime, ...]:
         stage = self._stages[place]
         mesh = mesh_shape(self._cluster, stage)
@@ -258,11 +273,10 @@ class PlanCosts:
 
     def _compute_s(self, instruction: Forward | Backward) -> float:
         first, stop = instruction.microbatches
-        forward = isinstance(instruction, Forward)
-        one_s = self.segment_s(instruction.place, instruction.segment, forward)
-        # A split backward's two parts each do one of its two products a weight.
-        half = isinstance(instruction, Backward) and instruction.part is not Part.BOTH
-        return one_s * (stop - first) * (0.5 if half else 1.0)
+        place, segment = instruction.place, instruction.segment
+        if isinstance(instruction, Backward):
+            return self._part_s(place, segment, instruction.part) * (stop - first)
+        return self.segment_s(place, segment, True) * (stop - first)
 
     def _update_s(self, group: str, home: Place) -> float:
         """State, gradient and slice of the home's own boxes, once through memory.

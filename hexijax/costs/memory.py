@@ -14,7 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import live_microbatches, stage_activations
+from hexijax.costs.activations import (
+    handed_microbatches,
+    live_microbatches,
+    stage_activations,
+)
 from hexijax.costs.compute import fused_attention
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Layer, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Stage
@@ -106,12 +110,13 @@ def plan_memory(
 
     for replica in plan.replicas:
         live = live_microbatches(plan.schedule, replica)
+        handed = handed_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
             fused = fused_attention(
                 cluster.device(stage.devices[0]).profile, stage.dtype
             )
             layers = chain.layers_under(fused_attention=fused)
-            parts = stage_parts(chain, layers, replica, stage, live[s])
+            parts = stage_parts(chain, layers, replica, stage, live[s], handed[s])
             add(stage.devices, parts)
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(_devices(plan, place), parts)
@@ -119,7 +124,12 @@ def plan_memory(
 
 
 def stage_parts(
-    chain: Chain, layers: Sequence[Layer], replica: Replica, stage: Stage, live: int
+    chain: Chain,
+    layers: Sequence[Layer],
+    replica: Replica,
+    stage: Stage,
+    live: int,
+    handed: int = 0,
 ) -> MemoryParts:
     """A device of a stage without the state it is home of.
 
@@ -128,7 +138,7 @@ def stage_parts(
     groups = stage_groups(chain, stage.layers)
     params = sum(shard_size(group, stage.tensor) for group in groups)
     kept, transient = stage_activations(
-        chain, layers, stage, replica.microbatch_size // stage.lanes, live
+        chain, layers, stage, replica.microbatch_size // stage.lanes, live, handed
     )
     return MemoryParts(
         params_bytes=params * ITEM_BYTES[stage.dtype],

@@ -15,6 +15,7 @@ from hexijax.layers.chain import Product, Remat
 from hexijax.layers.equations import Equations
 from hexijax.layers.fusion import Fusion
 from hexijax.layers.products import find_products
+from hexijax.layers.segment import KEYS
 
 if TYPE_CHECKING:
     from hexijax.layers.trace import TracedModel
@@ -35,6 +36,7 @@ class Figures:
     activation_bytes: Mapping[Remat, int]
     border_whole_bytes: int
     joined_bytes: int
+    handed_bytes: int
 
 
 def layer_figures(model: "TracedModel", layer: int) -> Figures:
@@ -52,6 +54,8 @@ def layer_figures(model: "TracedModel", layer: int) -> Figures:
     if signature not in model.measured:
         model.measured[signature] = _measure(model, layer, signature, h, k, run)
     batch = tuple(name for v, name in equations.batch.items() if v in k.invars)
+    if equations.keys in body.reads:
+        batch += (KEYS,)
     return dataclasses.replace(model.measured[signature], batch=batch)
 
 
@@ -88,6 +92,10 @@ def _measure(
         # What came in over the border stays until the backward, whoever holds it.
         return _each(kept + entry, samples)
 
+    def handed_bytes(remat: Remat) -> int:
+        split = model.segment(layer, layer + 1, (remat,)).split
+        return sum(_each(jaxprs.num_bytes(x), samples) for x in split.handed)
+
     return Figures(
         signature=signature,
         batch=(),
@@ -99,6 +107,7 @@ def _measure(
         backward_bytes=back.moved_bytes / samples,
         border_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in border), samples),
         activation_bytes={remat: kept_bytes(remat) for remat in Remat},
+        handed_bytes=max(map(handed_bytes, Remat)),
         border_whole_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in whole), samples),
         joined_bytes=_each(joined + entry, samples),
     )

@@ -70,7 +70,8 @@ class Layer:
     """Names of the parameter groups it reads, tied ones included."""
 
     batch: tuple[str, ...]
-    """Names of the batch arrays it reads, directly or through batch-only values."""
+    """Names of the batch arrays it reads, directly or through batch-only values, and
+    ``@keys`` where it draws random numbers."""
 
     forward_flops: float
     """Floating-point operations of the forward; a multiply-add counts two."""
@@ -103,9 +104,19 @@ class Layer:
     """Of ``border_bytes``, integers and keys: they have no cotangent, and the same size
     in every compute dtype."""
 
+    handed_bytes: int | None = None
+    """Bytes that the input part of a split backward hands to its weight part; None: not
+    known, `costs.activations` has a bound."""
+
     fused: "Layer | None" = None
     """The same layer under cuDNN's fused attention, which neither keeps nor moves the
     scores; None: it has no such attention, or cuDNN refuses it."""
+
+    @property
+    def weight_share(self) -> float:
+        """Of its backward's operations, those of the weight part where it is split."""
+        flops = sum(p.flops for p in self.products if p.shared)
+        return min(flops / self.backward_flops, 1.0) if flops else 0.5
 
     def under(self, *, fused_attention: bool) -> "Layer":
         """The figures on a kind that runs fused attention, or on one that does not."""

@@ -4,7 +4,12 @@
     forward(params, act, batch)                         -> out, residuals
     backward(params, act, batch, residuals, cotangents) -> d_params, d_act
 
-All three are to be traced under `jit`, on the arrays of one lane. ``out`` is the tuple
+or, in two parts, the second at any time after the first:
+
+    backward_input(params, act, batch, residuals, cotangents) -> d_act, made
+    backward_weight(params, batch, handed)                    -> d_params
+
+All are to be traced under `jit`, on the arrays of one lane. ``out`` is the tuple
 of arrays at the last border; for the last segment a dict of float32 scalars.
 
 What the forward keeps is a flat list, and nothing in it can be had from the arguments:
@@ -26,6 +31,7 @@ from jax.extend import core
 from hexijax.layers import jaxprs
 from hexijax.layers.chain import Leaf, Remat
 from hexijax.layers.code import Code, Trace
+from hexijax.layers.split import Split
 
 KEYS, MASK = "@keys", "@mask"
 """Names in a segment's batch beside the user's: key data uint32, weights of samples."""
@@ -154,22 +160,78 @@ class Segment:
         ``cotangents``: one a float array at the last border, or the float32 scalar that
         multiplies the gradient of ``sum``.
         """
-        trace, code = self._trace, self.code
+        full = self._full(params, act, batch) | self._kept(residuals)
+        flat = [full[i] for i in range(len(full))]
+        seeds = self._seeds(cotangents)
+        made = core.jaxpr_as_fun(self._trace.backward)(*flat, *seeds)
+        d_params = self._h_transpose(params, batch, made[: self._num_d_h])
+        return d_params, tuple(made[self._num_d_h :])
+
+    def backward_input(
+        self,
+        params: Sequence[Any],
+        act: Sequence[Any],
+        batch: Mapping[str, Any],
+        residuals: Sequence[Any],
+        cotangents: Any,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Cotangents of the float inputs, and what ``split`` has the weight part read.
+
+        `Split.hand_on` puts the latter beside what travels on as it is.
+        """
+        full = self._full(params, act, batch) | self._kept(residuals)
+        flat = [full[i] for i in range(len(full))]
+        seeds, split = self._seeds(cotangents), self.split
+        made = split.input(*flat, *seeds, *split.consts)
+        num_d_act = len(self.float_in)
+        return tuple(made[:num_d_act]), tuple(made[num_d_act:])
+
+    def backward_weight(
+        self, params: Sequence[Any], batch: Mapping[str, Any], handed: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Gradients of the handed parameters."""
+        split = self.split
+        absent = [None] * len(self.border_in)
+        full = self._full(params, absent, batch)
+        again = [full[i] for i in split.again]
+        d_h = split.weight(*again, *handed, *split.consts)
+        return self._h_transpose(params, batch, d_h)
+
+    @functools.cached_property
+    def split(self) -> Split:
+        """The backward in two parts."""
+        return Split.of(
+            self._trace,
+            num_h=self._num_d_h,
+            num_act=len(self.border_in),
+            is_last=self.is_last,
+        )
+
+    # The pieces in between.
+
+    @property
+    def _num_d_h(self) -> int:
+        return sum(jaxprs.is_float(v.aval) for v in self.code.h.outvars)
+
+    def _full(
+        self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
+    ) -> dict[int, Any]:
+        """Residuals by number that can be had from the arguments."""
+        trace = self._trace
         h, k = self._h(params, batch), self._k(batch)
         given = [*h, *k, *self._extra(batch), *act]
-        full: dict[int, Any] = {i: given[at] for i, at in trace.given.items()}
-        full |= dict(zip(trace.kept, residuals, strict=True))
+        full = {i: given[at] for i, at in trace.given.items()}
         if trace.derived:
             again = trace.rederive(*trace.rederive_inputs(given))
             full |= dict(zip(trace.derived, again, strict=True))
-        seeds = [cotangents] if self.is_last else list(cotangents)
-        flat = [full[i] for i in range(len(full))]
-        made = core.jaxpr_as_fun(trace.backward)(*flat, *seeds)
-        num_h = sum(jaxprs.is_float(v.aval) for v in code.h.outvars)
-        d_params = self._h_transpose(params, batch, made[:num_h])
-        return d_params, tuple(made[num_h:])
+        return full
 
-    # The pieces in between.
+    def _kept(self, residuals: Sequence[Any]) -> dict[int, Any]:
+        """Residuals by number that travelled."""
+        return dict(zip(self._trace.kept, residuals, strict=True))
+
+    def _seeds(self, cotangents: Any) -> list[Any]:
+        return [cotangents] if self.is_last else list(cotangents)
 
     def _h(self, params: Sequence[Any], batch: Mapping[str, Any]) -> list[Any]:
         assert len(params) == len(self.leaves)

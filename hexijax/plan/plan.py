@@ -31,6 +31,7 @@ class Schedule(enum.StrEnum):
     ONE_F_ONE_B = "1f1b"
     GPIPE = "gpipe"
     INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
 
 
 class Reductions(enum.StrEnum):

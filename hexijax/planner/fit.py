@@ -13,7 +13,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import enter_bytes, live_microbatches
+from hexijax.costs.activations import (
+    enter_bytes,
+    handed_microbatches,
+    live_microbatches,
+)
 from hexijax.costs.compute import layer_times, missing_times
 from hexijax.costs.links import transfer_s
 from hexijax.layers.chain import Chain, Remat
@@ -92,7 +96,7 @@ class Fitter:
         self._options = options
         self._arrays: dict[tuple[int, int], LayerArrays] = {}
         self._tables: dict[object, SpanTable] = {}
-        self._lives: dict[tuple[int, int, int], list[int]] = {}
+        self._helds: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
@@ -225,16 +229,21 @@ class Fitter:
         """What runs of layers cost on each stage's mesh."""
         most = -(-setting.batch_size // size)
         sharing = len(meshes) // len({mesh.devices for mesh in meshes})
-        live = [_rounded(n) for n in self._live(meshes, most, sharing)]
+        held = self._held(meshes, most, sharing)
         return [
-            self._table(mesh, size // mesh.shape.lanes, live[k], sharing, setting)
+            self._table(mesh, size // mesh.shape.lanes, held[k], sharing, setting)
             for k, mesh in enumerate(meshes)
         ]
 
     def _table(
-        self, mesh: Mesh, samples: int, live: int, sharing: int, setting: Setting
+        self,
+        mesh: Mesh,
+        samples: int,
+        held: tuple[int, int],
+        sharing: int,
+        setting: Setting,
     ) -> SpanTable:
-        key = (mesh.shape_id, samples, live, sharing, setting)
+        key = (mesh.shape_id, samples, held, sharing, setting)
         if key in self._tables:
             return self._tables[key]
         remat, shape = self._options.remat, mesh.shape
@@ -244,7 +253,8 @@ class Fitter:
         arrays = self._arrays[mesh.shape_id, samples]
         load = Load(
             samples=samples,
-            live=live,
+            live=held[0],
+            handed=held[1],
             state_devices=setting.state_devices,
             members=setting.members,
             moments=self._options.moments,
@@ -263,25 +273,26 @@ class Fitter:
             self._tables[key] = SpanTable(arrays, load)
         return self._tables[key]
 
-    def _live(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[int]:
-        """Live microbatches of each stage, were all the batch this replica's."""
+    def _held(
+        self, meshes: Sequence[Mesh], asked: int, sharing: int
+    ) -> list[tuple[int, int]]:
+        """Microbatches that wait in each stage for their backward, and for its weight
+        part, were all the batch this replica's."""
         most = min(asked, 4 * len(meshes))  # only GPipe has more alive at once
         if self._options.schedule is Schedule.GPIPE:
             most = asked
         key = (len(meshes), most, sharing)
-        if key not in self._lives:
-            self._lives[key] = live_microbatches(
-                self._options.schedule,
-                Replica(
-                    stages=tuple(
-                        Stage(devices=m.devices, layers=(0, 1)) for m in meshes
-                    ),
-                    microbatches=most,
-                    microbatch_size=1,
-                    samples=most,
-                ),
+        if key not in self._helds:
+            replica = Replica(
+                stages=tuple(Stage(devices=m.devices, layers=(0, 1)) for m in meshes),
+                microbatches=most,
+                microbatch_size=1,
+                samples=most,
             )
-        return self._lives[key]
+            live = live_microbatches(self._options.schedule, replica)
+            late = handed_microbatches(self._options.schedule, replica)
+            self._helds[key] = [*zip(map(_rounded, live), late, strict=True)]
+        return self._helds[key]
 
     def _spans(
         self,

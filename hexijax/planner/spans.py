@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from hexijax.costs.activations import (
     BORDERS_IN_FLIGHT,
     enter_bytes,
+    handed_bytes,
     kept_bytes,
     layer_params,
     working_bytes,
@@ -57,6 +58,9 @@ class Load:
     budget_bytes: int
     """What one device has for this stage."""
 
+    handed: int = 0
+    """Microbatches between the parts of a split backward."""
+
 
 class LayerArrays:
     """Figures of each layer on one mesh for one microbatch size."""
@@ -85,6 +89,9 @@ class LayerArrays:
         )
         self.working_L = np.array(
             [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
+        )
+        self.handed_L = np.array(
+            [handed_bytes(chain, x, dtype, tensor, samples) for x in layers], float
         )
         # One more than layers: nothing enters the first, or leaves the last.
         self.enter_S = np.array(
@@ -119,6 +126,7 @@ def all_fits(arrays: LayerArrays, load: Load) -> bool:
         + entering * len(arrays.params_L)
         + arrays.batch_bytes
     )
+    depth += load.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
     depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
     depth += params * item + float(arrays.working_L.max())
     return resident + flying + depth <= load.budget_bytes
@@ -222,6 +230,7 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
     edges_FS = arrays.enter_S[:-1, None] + arrays.enter_S[None, :]
     depth_FS = (
         load.live * (borders_FS + arrays.batch_bytes)
+        + load.handed * (_span_sums(arrays.handed_L) + arrays.batch_bytes)
         + BORDERS_IN_FLIGHT * (edges_FS + arrays.batch_bytes)
         + segment_FS * item
         + _span_max(arrays.working_L)

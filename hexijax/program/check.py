@@ -29,6 +29,9 @@ class Report:
     live_microbatches: Mapping[Place, int]
     """Most microbatches whose residuals a stage holds at once."""
 
+    live_handed: Mapping[Place, int]
+    """Most microbatches between the parts of a split backward, by stage."""
+
     live_activations: Mapping[Place, int]
     """Most microbatches of which a stage holds any border activation at once."""
 
@@ -56,6 +59,7 @@ def check(
     peaks = check_lifetimes(program, facts, faults)
     return Report(
         live_microbatches=dict(peaks.residuals),
+        live_handed=dict(peaks.handed),
         live_activations=dict(peaks.activations),
         live_slots=dict(peaks.slots),
     )

@@ -2,8 +2,8 @@
 
     Plan, Chain, schedules -> streams of instructions
 
-A stage's segments go forward in order and backward in reverse. An Act or Cot is read
-where it is needed, whoever wrote it: the next pass adds the moves.
+A stage's segments go forward in order and backward in reverse, whole or in parts. An
+Act or Cot is read where it is needed, whoever wrote it: the next pass adds the moves.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,10 +12,12 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.buckets import buckets, segment_buckets
-from hexijax.program.program import Backward, Buffer, Forward, Instruction, Read
+from hexijax.program.program import Backward, Buffer, Forward, Instruction, Part, Read
 from hexijax.program.schedules import Turn, Way, schedule_replica
 
 Streams = tuple[tuple[Instruction, ...], ...]
+
+PARTS = {Way.BACKWARD: Part.BOTH, Way.INPUT: Part.INPUT, Way.WEIGHT: Part.WEIGHT}
 
 
 def compute(
@@ -87,15 +89,17 @@ class _Writer:
         if turn.way is Way.FORWARD:
             for segment in segments:
                 yield self._forward(place, segment, turn.microbatch)
-        else:
-            for segment in reversed(segments):
-                yield self._backward(place, segment, turn.microbatch)
+            return
+        for segment in reversed(segments):
+            yield self._backward(place, segment, turn.microbatch, PARTS[turn.way])
 
-    def _inputs(self, place: Place, segment: int, microbatch: int) -> list[Buffer]:
+    def _inputs(
+        self, place: Place, segment: int, microbatch: int, *, act: bool = True
+    ) -> list[Buffer]:
         """What both directions read: parameters, the first border, the batch."""
         first, _ = self._layers[place, segment]
         inputs = list(self._params[place, segment])
-        if first > 0:
+        if first > 0 and act:
             inputs.append(names.act(place, first, microbatch))
         if place in self._batch:
             inputs.append(names.batch(place, microbatch))
@@ -118,16 +122,26 @@ class _Writer:
             grad=not self._evaluation,
         )
 
-    def _backward(self, place: Place, segment: int, microbatch: int) -> Backward:
+    def _backward(
+        self, place: Place, segment: int, microbatch: int, part: Part
+    ) -> Backward:
         first, stop = self._layers[place, segment]
-        reads = self._inputs(place, segment, microbatch)
-        reads.append(names.res(place, segment, microbatch))
-        if stop < self._num_layers:
-            reads.append(names.cot(place, stop, microbatch))
+        handed = names.weight_res(place, segment, microbatch)
+        reads = self._inputs(place, segment, microbatch, act=part is not Part.WEIGHT)
+        writes: list[Buffer] = []
+        if part is Part.WEIGHT:
+            reads.append(handed)
         else:
-            reads.append(names.seed(place))
-        writes = [names.cot(place, first, microbatch)] if first > 0 else []
-        for group in self._groups[place, segment]:
+            reads.append(names.res(place, segment, microbatch))
+            if stop < self._num_layers:
+                reads.append(names.cot(place, stop, microbatch))
+            else:
+                reads.append(names.seed(place))
+            if first > 0:
+                writes.append(names.cot(place, first, microbatch))
+        if part is Part.INPUT:
+            writes.append(handed)
+        for group in self._groups[place, segment] if part is not Part.INPUT else ():
             count = self._counts.get((place, group), 0)
             if count:
                 reads.append(names.partial_grad(place, group, count - 1))
@@ -139,4 +153,5 @@ class _Writer:
             place=place,
             segment=segment,
             microbatches=(microbatch, microbatch + 1),
+            part=part,
         )

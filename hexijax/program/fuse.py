@@ -2,14 +2,20 @@
 
 A last segment's backward needs nothing but its own forward. Where it is the next thing
 its stage does anyway (1F1B, or one microbatch), both are compiled as one: no residual
-is written to memory, and XLA sees the step as the plain program would. The order of
-instructions stays the Program's; the work is done where the Forward stands.
+is written to memory, and XLA sees the step as the plain program would. Of a split
+backward it is the input part. The order of instructions stays the Program's; the work
+is done where the Forward stands.
 """
+
+from collections.abc import Mapping
 
 from hexijax.plan.plan import Place, Plan, Schedule
 from hexijax.program.program import Backward, Forward, Kind, Part, Program
 
 Key = tuple[Place, int]
+
+Pairs = Mapping[tuple[Place, int, tuple[int, int]], Backward]
+"""By place, segment and microbatches."""
 
 
 def fused_segments(program: Program) -> set[Key]:
@@ -36,8 +42,20 @@ def is_joined(plan: Plan, place: Place, segment: int) -> bool:
     replica = plan.replicas[int(place[1:].split(".s")[0])]
     stage = plan.stage(place)
     is_last = stage is replica.stages[-1] and segment == len(stage.segments) - 1
-    one_at_a_time = plan.schedule is Schedule.ONE_F_ONE_B or replica.microbatches == 1
-    return is_last and one_at_a_time
+    one_by_one = plan.schedule in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
+    return is_last and (one_by_one or replica.microbatches == 1)
+
+
+def fused_pairs(program: Program) -> Pairs:
+    """The Backwards that their Forwards do."""
+    fused = fused_segments(program)
+    return {
+        (i.place, i.segment, i.microbatches): i
+        for i in program.body
+        if isinstance(i, Backward)
+        and i.part is not Part.WEIGHT
+        and (i.place, i.segment) in fused
+    }
 
 
 def _ends_in_loss(instruction: Forward | Backward) -> bool:
@@ -51,7 +69,7 @@ def _ends_in_loss(instruction: Forward | Backward) -> bool:
 def _is_pair(first: Forward | Backward, second: Forward | Backward | None) -> bool:
     return (
         isinstance(second, Backward)
-        and second.part is Part.BOTH
+        and second.part is not Part.WEIGHT
         and second.segment == first.segment
         and second.microbatches == first.microbatches
     )

@@ -71,6 +71,11 @@ def weight_res(place: Place, segment: int, microbatch: int) -> Buffer:
     return Buffer(Kind.RES, place, f"g{segment} weight", microbatch)
 
 
+def is_handed(buffer: Buffer) -> bool:
+    """Whether a Res waits for the weight part of a backward."""
+    return buffer.kind is Kind.RES and buffer.subject.endswith(" weight")
+
+
 @_interned
 def batch(place: Place, microbatch: int) -> Buffer:
     """Batch arrays, keys and mask on one stage."""

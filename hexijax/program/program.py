@@ -178,7 +178,8 @@ class Backward(Instruction):
     so the order of addition is data. Writes Cot at its first border (not for layer 0).
 
     The input part writes Cot and a Res ``g<n> weight`` for the weight part, which reads
-    that alone (and Grad) and adds to the gradients.
+    that, Param and Batch, and adds to the gradients. All microbatches of a segment are
+    split, or none.
     """
 
     place: Place

@@ -24,7 +24,16 @@ from hexijax.program import names
 from hexijax.program.buckets import segment_buckets
 from hexijax.program.fuse import fused_segments
 from hexijax.program.lower import StepRules, lower
-from hexijax.program.program import HOST, Buffer, Kind, Program, Recv, Send
+from hexijax.program.program import (
+    HOST,
+    Backward,
+    Buffer,
+    Kind,
+    Part,
+    Program,
+    Recv,
+    Send,
+)
 from hexijax.runtime import devices as machine
 from hexijax.runtime import state as stored
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
@@ -33,11 +42,12 @@ from hexijax.runtime.executor import Executor, Parts
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
+from hexijax.runtime.lowering import Work
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
 from hexijax.runtime.results import StepResult
-from hexijax.runtime.segments import Compiler, Progress, Work, lane_arrays, zeros
+from hexijax.runtime.segments import Compiler, Progress, lane_arrays, zeros
 
 
 class Engine:
@@ -175,11 +185,22 @@ class Engine:
         }
 
     def _add(self, compiler: Compiler, program: Program, *, grad: bool) -> None:
-        fused = fused_segments(program) if grad else set()
+        fused = fused_segments(program)
+        split = {
+            (i.place, i.segment)
+            for i in program.body
+            if isinstance(i, Backward) and i.part is not Part.BOTH
+        }
+        kinds = {
+            (False, False): Work.TRAIN,
+            (False, True): Work.SPLIT,
+            (True, False): Work.FUSED,
+            (True, True): Work.FUSED_SPLIT,
+        }
         for (place, i), segment in self._segments.items():
             dtypes = self._param_dtypes(place)
             ids = [dtypes[leaf.id] for leaf in segment.leaves]
-            work = Work.FUSED if (place, i) in fused else Work.TRAIN
+            work = kinds[(place, i) in fused, (place, i) in split]
             work = work if grad else Work.EVALUATE
             compiler.add((place, i), place, segment, ids, work)
 

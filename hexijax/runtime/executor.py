@@ -12,6 +12,7 @@ from typing import Any
 
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
+from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import (
     Agree,
     Backward,
@@ -35,7 +36,7 @@ from hexijax.program.program import (
 )
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
-from hexijax.runtime.segments import Compiled
+from hexijax.runtime.lowering import Compiled
 
 Slots = list[Any]
 Action = Callable[[Slots], None]
@@ -96,24 +97,18 @@ class Executor:
 
     def _body(self, program: Program) -> list[Action]:
         """Actions of the body; a fused backward is done by its forward."""
-        backward = {
-            (i.place, i.segment, i.microbatches): i
-            for i in program.body
-            if isinstance(i, Backward)
-        }
+        pairs = fused_pairs(program)
         actions = []
         for i in program.body:
-            fused = (
-                isinstance(i, Forward | Backward)
-                and self._parts.segments[i.place, i.segment].fused is not None
-            )
-            if not fused:
-                actions.append(self._action(i))
-            elif isinstance(i, Forward):
-                pair = backward[i.place, i.segment, i.microbatches]
+            pair = None
+            if isinstance(i, Forward | Backward):
+                pair = pairs.get((i.place, i.segment, i.microbatches))
+            if pair is not None and isinstance(i, Forward):
                 actions.append(self._then_forget(self._fused(i, pair), i))
-            else:
+            elif pair is i:
                 actions.append(self._then_forget(_nothing, i))
+            else:
+                actions.append(self._action(i))
         return actions
 
     def _run(self, actions: Sequence[Action]) -> None:
@@ -259,13 +254,16 @@ class Executor:
         return action
 
     def _backward(self, instruction: Backward) -> Action:
-        if instruction.part is not Part.BOTH:
-            raise UserError(
-                "A backward split into input and weight parts is not run by this "
-                "version. Choose the schedule 1f1b, gpipe or interleaved."
-            )
-        key = (instruction.place, instruction.segment)
-        compiled = self._parts.segments[key]
+        match instruction.part:
+            case Part.INPUT:
+                return self._backward_input(instruction)
+            case Part.WEIGHT:
+                return self._backward_weight(instruction)
+            case Part.BOTH:
+                return self._backward_whole(instruction)
+
+    def _backward_whole(self, instruction: Backward) -> Action:
+        compiled = self._parts.segments[instruction.place, instruction.segment]
         inputs = self._inputs(instruction)
         (res,) = self._reads(instruction, Kind.RES).values()
         cot = list(self._reads(instruction, Kind.COT).values())
@@ -286,7 +284,47 @@ class Executor:
 
         return action
 
+    def _backward_input(self, instruction: Backward) -> Action:
+        compiled = self._parts.segments[instruction.place, instruction.segment]
+        inputs = self._inputs(instruction)
+        (res,) = self._reads(instruction, Kind.RES).values()
+        cot = list(self._reads(instruction, Kind.COT).values())
+        cot_out = list(self._writes(instruction, Kind.COT).values())
+        (handed,) = self._writes(instruction, Kind.RES).values()
+        seed, place = self._parts.seed, instruction.place
+        split, run = compiled.segment.split, compiled.input
+        assert run is not None, instruction
+
+        def action(slots: Slots) -> None:
+            params, act, batch, consts = inputs(slots)
+            residuals = slots[res]
+            d_out = slots[cot[0]] if cot else seed(place)
+            d_in, made = run(params, act, batch, consts, residuals, d_out)
+            kept = [residuals[i] for i in split.residuals]
+            slots[handed] = split.hand_on(act, kept, d_out if cot else (), made)
+            if cot_out:
+                slots[cot_out[0]] = d_in
+
+        return action
+
+    def _backward_weight(self, instruction: Backward) -> Action:
+        compiled = self._parts.segments[instruction.place, instruction.segment]
+        inputs = self._inputs(instruction)
+        (handed,) = self._reads(instruction, Kind.RES).values()
+        grads_before, keep_grads = self._grads(instruction)
+        run = compiled.weight
+        assert run is not None, instruction
+
+        def action(slots: Slots) -> None:
+            params, _, batch, consts = inputs(slots)
+            grads = run(params, batch, consts, slots[handed], grads_before(slots))
+            keep_grads(slots, grads)
+
+        return action
+
     def _fused(self, forward: Forward, backward: Backward) -> Action:
+        if backward.part is Part.INPUT:
+            return self._fused_input(forward, backward)
         compiled = self._parts.segments[forward.place, forward.segment]
         inputs = self._inputs(forward)
         (out,) = (self._at(b) for b in forward.writes if b.kind is Kind.SCALAR)
@@ -301,6 +339,25 @@ class Executor:
                 *inputs(slots), seed(place), grads_before(slots)
             )
             keep_grads(slots, grads)
+            if cot_out:
+                slots[cot_out[0]] = d_in
+
+        return action
+
+    def _fused_input(self, forward: Forward, backward: Backward) -> Action:
+        compiled = self._parts.segments[forward.place, forward.segment]
+        inputs = self._inputs(forward)
+        (out,) = (self._at(b) for b in forward.writes if b.kind is Kind.SCALAR)
+        cot_out = list(self._writes(backward, Kind.COT).values())
+        (handed,) = self._writes(backward, Kind.RES).values()
+        seed, place = self._parts.seed, forward.place
+        split, run = compiled.segment.split, compiled.fused_input
+        assert run is not None, forward
+
+        def action(slots: Slots) -> None:
+            given = inputs(slots)
+            slots[out], d_in, kept, made = run(*given, seed(place))
+            slots[handed] = split.hand_on(given[1], kept, (), made)
             if cot_out:
                 slots[cot_out[0]] = d_in
 

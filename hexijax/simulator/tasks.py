@@ -32,7 +32,7 @@ from hexijax.costs.ways import NO_LOAD, Load
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
 from hexijax.program import program as ops
-from hexijax.program.fuse import fused_segments
+from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import Buffer, Instruction, Kind, Program
 
 
@@ -118,12 +118,7 @@ class _Writer:
         skips_s: Mapping[Place, float],
     ) -> None:
         self._costs, self._cluster = costs, cluster
-        self._fused = fused_segments(program)
-        self._pairs = {
-            (i.place, i.segment, i.microbatches): i
-            for i in program.body
-            if isinstance(i, ops.Backward) and (i.place, i.segment) in self._fused
-        }
+        self._pairs = fused_pairs(program)
         self._tasks: list[Task] = []
         self._made: dict[Buffer, int] = {}
         self._carried: list[tuple[int, Buffer]] = []
@@ -198,7 +193,7 @@ class _Writer:
         self._tasks.append(Task(what, i, seconds, devices, NO_LOAD, after, hosts))
 
     def _backward(self, i: ops.Backward) -> None:
-        if (i.place, i.segment) in self._fused:
+        if self._pairs.get((i.place, i.segment, i.microbatches)) is i:
             return
         seconds, devices, hosts = self._run(i)
         after = self._inputs(i)

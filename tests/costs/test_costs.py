@@ -254,8 +254,17 @@ def test_every_instruction_has_a_duration():
         2 * (CALL_S + times[0].forward_s + times[1].forward_s)
     )
     backward = Backward(place=place, segment=1, microbatches=(0, 1))
-    half = dataclasses.replace(backward, part=Part.WEIGHT)
-    assert costs.duration_s(half) == costs.duration_s(backward) / 2
+    parts_s = {
+        part: costs.duration_s(dataclasses.replace(backward, part=part))
+        for part in Part
+    }
+    assert parts_s[Part.INPUT] + parts_s[Part.WEIGHT] == pytest.approx(
+        parts_s[Part.BOTH] + CALL_S  # one call more, and nothing twice
+    )
+    layers = range(*plan.stage(place).segment_layers(1))
+    weight_s = sum(times[i].weight_s for i in layers)
+    assert parts_s[Part.WEIGHT] == pytest.approx(CALL_S + weight_s)
+    assert weight_s == pytest.approx(sum(times[i].backward_s for i in layers) / 2)
     sends = [s for instr, s in seconds.items() if isinstance(instr, Send)]
     assert sends
     assert sends[0] == pytest.approx(50e-6 + 4 * 2**14 / 1e9)

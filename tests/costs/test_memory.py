@@ -1,11 +1,23 @@
 """The promised peak: by hand, and by what must hold of every plan."""
 
+import dataclasses
+
 import pytest
 
-from hexijax.costs.activations import live_microbatches
+from hexijax.costs.activations import handed_microbatches, live_microbatches
 from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.layers.chain import Remat
-from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, StateShare
+from hexijax.plan.plan import (
+    Place,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    StateShare,
+    stage_place,
+)
+from hexijax.program.check import check
+from hexijax.program.lower import StepRules, lower
 from tests.plan.examples import make_chain, make_cluster
 
 MIB = 2**20
@@ -84,6 +96,35 @@ def test_live_microbatches_of_the_other_schedules():
     live = live_microbatches(Schedule.INTERLEAVED, replica)
     assert max(live) < 8
     assert live[-1] == 1
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("microbatches", [1, 3, 9])
+def test_a_split_backward_s_promise_is_what_the_program_holds(
+    num_stages: int, microbatches: int
+):
+    width = 8 // num_stages
+    stages = [
+        Stage(devices=(f"n0/{k}",), layers=(k * width, (k + 1) * width))
+        for k in range(num_stages)
+    ]
+    plan = make_plan(*stages, microbatches=microbatches, schedule=Schedule.ZERO_BUBBLE)
+    (replica,) = plan.replicas
+    report = check(lower(plan, CHAIN, rules=StepRules()), plan, CHAIN)
+    live = live_microbatches(plan.schedule, replica)
+    handed = handed_microbatches(plan.schedule, replica)
+    whole = dataclasses.replace(plan, schedule=Schedule.ONE_F_ONE_B)
+    split_parts, parts = (plan_memory(p, CHAIN, CLUSTER) for p in (plan, whole))
+    for k, stage in enumerate(stages):
+        place, device = stage_place(0, k), stage.devices[0]
+        assert report.live_microbatches[place] == live[k]
+        assert report.live_handed.get(place, 0) == handed[k]
+        more = split_parts[device].activations_bytes - parts[device].activations_bytes
+        layers = CHAIN.layers[slice(*stage.layers)]
+        # Both operands of each product are not known here: twice what is kept.
+        each = sum(2 * 2 * layer.activation_bytes[Remat.NONE] + 1 for layer in layers)
+        batch = sum(array.num_bytes for array in CHAIN.batch.values()) * 2
+        assert more == handed[k] * (each + batch)
 
 
 def test_tensor_parallelism_divides_split_weights_only():

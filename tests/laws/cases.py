@@ -136,8 +136,16 @@ class Case:
             "scanned": self.shape.scanned,
             "api": self.shape.api,
             "clipped": self.clipped,
-            "schedule": self.plan.schedule.value,
+            "schedule": self._schedule.value,
         }
+
+    @property
+    def _schedule(self) -> Schedule:
+        """A single stage splits no backward, whatever the plan calls it."""
+        several = any(len(r.stages) > 1 for r in self.plan.replicas)
+        if self.plan.schedule is Schedule.ZERO_BUBBLE and not several:
+            return Schedule.ONE_F_ONE_B
+        return self.plan.schedule
 
     @property
     def cost(self) -> int:

@@ -25,7 +25,7 @@ from tests.laws import cover
 from tests.laws.cases import BATCH_SIZE, Case, chain, check, draw, gradient_error, run
 from tests.laws.law_models import Shape, tokens
 
-SEEDS = [4, 262, 80, 1100, 0, 1501, 1161, 443, 31, 1146, 64]
+SEEDS = [4, 1538, 21, 1777, 6636, 56, 142, 1837, 620, 13, 3918]
 """Printed by ``python -m tests.laws.cover``."""
 
 
@@ -203,7 +203,7 @@ def test_it_is_refused_for_layers_stacked_in_one_leaf(monkeypatch: Any):
         run(case, monkeypatch, optimizer=optax.lamb(1e-2))
 
 
-@pytest.mark.parametrize("seed", [4, 262])
+@pytest.mark.parametrize("seed", [4, 56])
 def test_a_loss_scale_changes_no_number(seed: int, monkeypatch: Any):
     check(draw(seed), run(draw(seed), monkeypatch, loss_scale=1024.0))
 

@@ -13,8 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hexijax.plan.plan import Plan, Replica, Stage
 from hexijax.runtime.batches import sample_keys, sample_map
 from hexijax.runtime.layout import Layout
+from hexijax.runtime.lowering import Work
 from hexijax.runtime.move import move
-from hexijax.runtime.segments import Compiler, Work
+from hexijax.runtime.segments import Compiler
 from tests.laws.cases import _traced, chain, model
 from tests.laws.law_models import Shape
 

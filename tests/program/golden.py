@@ -36,6 +36,15 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(),
         False,
     ),
+    "zero_bubble_with_segments": (
+        make_plan(
+            (make_stages([1, 2, 1], segments=[[1], [1, 1], [1]]), 3),
+            schedule=Schedule.ZERO_BUBBLE,
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
     "tied_over_two_replicas_clipped": (
         make_plan((make_stages([2, 1]), 2), (make_stages([3], prefix="b"), 1)),
         make_chain(3, tied={"embed": [0, 2]}),

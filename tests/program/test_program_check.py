@@ -238,7 +238,17 @@ def test_places_that_wait_for_each_other_are_named():
 # What later passes make.
 
 
-@pytest.mark.parametrize("schedule", Schedule)
+def test_all_backwards_of_a_segment_are_split_or_none():
+    index = find(GOOD, Backward)
+    split = split_backwards(with_body(GOOD, [GOOD.body[index]]))
+    assert "are split and some are not" in refused(
+        with_body(GOOD, [*GOOD.body[:index], *split.body, *GOOD.body[index + 1 :]])
+    )
+
+
+@pytest.mark.parametrize(
+    "schedule", [s for s in Schedule if s is not Schedule.ZERO_BUBBLE]
+)
 def test_split_backwards_hold(schedule: Schedule):
     plan = dataclasses.replace(PLAN, schedule=schedule)
     check(split_backwards(lower(plan, CHAIN, rules=StepRules())), plan, CHAIN)

@@ -1,13 +1,16 @@
 """Schedules, by eye and by law."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hexijax.plan.plan import Schedule
-from hexijax.program.schedules import SCHEDULES, Stream, Way
+from hexijax.program.schedules import SCHEDULES, Stream, Turn, Way
 from hexijax.program.schedules.interleaved import interleaved
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
+from hexijax.program.schedules.zero_bubble import zero_bubble
 
 
 def rows(streams: tuple[Stream, ...]) -> list[str]:
@@ -19,32 +22,63 @@ def rows(streams: tuple[Stream, ...]) -> list[str]:
     ]
 
 
-def ticks(streams: tuple[Stream, ...], num_stages: int) -> int:
-    """Plays streams with forwards of 1 and backwards of 2; fails on a deadlock."""
-    ends: dict[tuple[Way, int, int], int] = {}
-    at, clock = [0] * len(streams), [0] * len(streams)
+Event = tuple[Way, int, int]
+
+
+def event(turn: Turn) -> Event:
+    """What the others wait for: an input part hands back what a backward does."""
+    way = Way.BACKWARD if turn.way is Way.INPUT else turn.way
+    return way, turn.stage, turn.microbatch
+
+
+def waits(turn: Turn, num_stages: int) -> tuple[list[Event], list[Event]]:
+    """What a turn waits for on its own stage, and on a neighbour."""
+    stage, m = turn.stage, turn.microbatch
+    match turn.way:
+        case Way.FORWARD:
+            return [], [(Way.FORWARD, stage - 1, m)] if stage else []
+        case Way.WEIGHT:
+            return [(Way.BACKWARD, stage, m)], []
+        case _:
+            later = [(Way.BACKWARD, stage + 1, m)] if stage < num_stages - 1 else []
+            return [(Way.FORWARD, stage, m)], later
+
+
+UNIT = {Way.FORWARD: 1.0, Way.BACKWARD: 2.0, Way.INPUT: 1.0, Way.WEIGHT: 1.0}
+"""Seconds of a stage's turns."""
+
+
+def ticks(streams: tuple[Stream, ...], num_stages: int) -> float:
+    """When the last turn of alike stages ends."""
+    return played(streams, [UNIT] * num_stages)[0]
+
+
+def played(
+    streams: tuple[Stream, ...],
+    seconds: Sequence[Mapping[Way, float]],
+    move_s: float = 0.0,
+) -> tuple[float, dict[Event, float]]:
+    """Plays streams: when all and each of their turns end; fails on a deadlock."""
+    num_stages = len(seconds)
+    ends: dict[tuple[Way, int, int], float] = {}
+    at, clock = [0] * len(streams), [0.0] * len(streams)
     moved = True
     while moved:
         moved = False
         for i, stream in enumerate(streams):
             while at[i] < len(stream):
                 turn = stream[at[i]]
-                waits = []
-                if turn.way is Way.FORWARD and turn.stage > 0:
-                    waits = [(Way.FORWARD, turn.stage - 1, turn.microbatch)]
-                if turn.way is Way.BACKWARD:
-                    waits = [(Way.FORWARD, turn.stage, turn.microbatch)]
-                    if turn.stage < num_stages - 1:
-                        waits += [(Way.BACKWARD, turn.stage + 1, turn.microbatch)]
-                if not all(wait in ends for wait in waits):
+                own, others = waits(turn, num_stages)
+                if not all(wait in ends for wait in own + others):
                     break
-                start = max([clock[i], *(ends[wait] for wait in waits)])
-                clock[i] = start + (1 if turn.way is Way.FORWARD else 2)
-                ends[turn.way, turn.stage, turn.microbatch] = clock[i]
+                arrived = [ends[wait] + move_s for wait in others]
+                start = max([clock[i], *(ends[wait] for wait in own), *arrived])
+                clock[i] = start + seconds[turn.stage][turn.way]
+                ends[event(turn)] = clock[i]
                 at[i] += 1
                 moved = True
     assert at == [len(stream) for stream in streams], "deadlock"
-    return max(clock)
+    return max(clock), ends
 
 
 def test_1f1b_warms_up_alternates_and_drains():
@@ -64,6 +98,57 @@ def test_interleaved_passes_groups_through_both_stages_of_a_set():
         "a.F0 a.F1 c.F0 c.F1 c.B0 c.B1 a.B0 a.B1",
         "b.F0 b.F1 d.F0 d.B0 d.F1 d.B1 b.B0 b.B1",
     ]
+
+
+def test_zero_bubble_runs_weight_parts_as_many_microbatches_late_as_stages_before():
+    assert rows(zero_bubble([0, 1, 2], 5)) == [
+        "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+        "F0 F1 b0 F2 b1 w0 F3 b2 w1 F4 b3 w2 b4 w3 w4",
+        "F0 b0 F1 b1 F2 b2 w0 F3 b3 w1 F4 b4 w2 w3 w4",
+    ]
+
+
+@given(num_stages=st.integers(1, 9), num_microbatches=st.integers(1, 16))
+def test_zero_bubble_holds_few_and_leaves_a_third_of_the_bubble(
+    num_stages: int, num_microbatches: int
+):
+    streams = zero_bubble(range(num_stages), num_microbatches)
+    for k, stream in enumerate(streams):
+        done = {turn: i for i, turn in enumerate(stream)}
+        assert len(done) == len(stream) == (2 if k == 0 else 3) * num_microbatches
+        held, late = [0], [0]
+        for turn in stream:
+            held.append(held[-1] + (turn.way is Way.FORWARD))
+            held[-1] -= turn.way in (Way.BACKWARD, Way.INPUT)
+            late.append(late[-1] + (turn.way is Way.INPUT))
+            late[-1] -= turn.way is Way.WEIGHT
+        assert max(held) == min(num_stages - k, num_microbatches)
+        assert max(late) == (min(k + 1, num_microbatches) if k else 0)
+        assert max(map(sum, zip(held, late, strict=True))) <= num_stages
+    plain = one_f_one_b(range(num_stages), num_microbatches)
+    took = ticks(streams, num_stages)
+    assert took <= ticks(plain, num_stages)
+    if num_microbatches >= num_stages:
+        assert took == 3 * num_microbatches + num_stages - 1
+
+
+@given(data=st.data())
+def test_zero_bubble_hands_back_no_later_than_1f1b_whatever_stages_take(
+    data: st.DataObject,
+):
+    num_stages, count = data.draw(st.integers(2, 7)), data.draw(st.integers(1, 10))
+    some = st.integers(0, 9).map(float)
+    seconds: list[Mapping[Way, float]] = []
+    for _ in range(num_stages):
+        forward_s, input_s, weight_s = (data.draw(some) for _ in range(3))
+        whole_s = input_s + weight_s
+        seconds.append(
+            dict(zip(Way, (forward_s, whole_s, input_s, weight_s), strict=True))
+        )
+    move_s = data.draw(some)
+    _, plain = played(one_f_one_b(range(num_stages), count), seconds, move_s)
+    _, split = played(zero_bubble(range(num_stages), count), seconds, move_s)
+    assert all(split[turn] <= end for turn, end in plain.items())
 
 
 @pytest.mark.parametrize("device_sets", [[0, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]])

@@ -50,16 +50,25 @@ def split_backwards(program: Program) -> Program:
 
 def _halves(instr: Backward) -> Iterator[Backward]:
     kept = names.weight_res(instr.place, instr.segment, instr.microbatches[0])
+    both = (Kind.PARAM, Kind.BATCH)
+    again = tuple(r for r in instr.reads if r.buffer.kind in both)
     grads = tuple(r for r in instr.reads if r.buffer.kind is Kind.GRAD)
     written = tuple(b for b in instr.writes if b.kind is Kind.GRAD)
     yield dataclasses.replace(
         instr,
         part=Part.INPUT,
-        reads=tuple(r for r in instr.reads if r not in grads),
+        reads=tuple(
+            Read(r.buffer, r.dies and r not in again)
+            for r in instr.reads
+            if r not in grads
+        ),
         writes=(*(b for b in instr.writes if b not in written), kept),
     )
     yield dataclasses.replace(
-        instr, part=Part.WEIGHT, reads=(Read(kept, dies=True), *grads), writes=written
+        instr,
+        part=Part.WEIGHT,
+        reads=(*again, Read(kept, dies=True), *grads),
+        writes=written,
     )
 
 

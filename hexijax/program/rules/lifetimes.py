@@ -31,7 +31,10 @@ class Peaks:
     """The most that was alive at once."""
 
     residuals: Counter[Place]
-    """Microbatches with a Res, by stage."""
+    """Microbatches with a Res of their forward, by stage."""
+
+    handed: Counter[Place]
+    """Microbatches with a Res for the weight part of their backward, by stage."""
 
     activations: Counter[Place]
     """Microbatches with an Act, by stage: those that have arrived early included."""
@@ -60,7 +63,7 @@ class _Play:
     """What lives, and where it was written or died."""
 
     def __init__(self, program: Program, facts: Facts, faults: Faults) -> None:
-        self.peaks = Peaks(Counter(), Counter(), Counter())
+        self.peaks = Peaks(Counter(), Counter(), Counter(), Counter())
         self.written: dict[Buffer, int] = {}
         self._live: dict[Buffer, int] = {}
         self._died: dict[Buffer, int] = {}
@@ -72,7 +75,7 @@ class _Play:
         self._faults = faults
         self._pools = dict(program.pools)
         self._slots: dict[Buffer, str] = {}
-        self._held: Counter[tuple[Kind, Place, int | None]] = Counter()
+        self._held: Counter[tuple[str, Place, int | None]] = Counter()
 
     def run(self, position: int, instr: Instruction) -> None:
         """One instruction: reads, deaths, writes."""
@@ -167,13 +170,16 @@ class _Play:
         counted = buffer.kind is Kind.RES or buffer.kind is Kind.ACT
         if not counted or buffer.memory is Memory.HOST:
             return
-        key = (buffer.kind, buffer.place, buffer.microbatch)
+        peaks, what = self.peaks.activations, str(buffer.kind)
+        if names.is_handed(buffer):
+            peaks, what = self.peaks.handed, "handed"
+        elif buffer.kind is Kind.RES:
+            peaks = self.peaks.residuals
+        key = (what, buffer.place, buffer.microbatch)
         before = self._held[key]
         self._held[key] += change
-        total = (buffer.kind, buffer.place, None)
+        total = (what, buffer.place, None)
         self._held[total] += bool(self._held[key]) - bool(before)
-        is_res = buffer.kind is Kind.RES
-        peaks = self.peaks.residuals if is_res else self.peaks.activations
         peaks[buffer.place] = max(peaks[buffer.place], self._held[total])
 
     def _check_copy(self, position: int, instr: Instruction) -> str:

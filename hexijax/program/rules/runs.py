@@ -50,9 +50,19 @@ def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
         for m in range(facts.microbatches[place])
         for way in ways
     )
+    split: dict[tuple[Place, int], bool] = {}
     for position, instr in numbered(program):
         if not isinstance(instr, Forward | Backward):
             continue
+        if isinstance(instr, Backward):
+            whole = instr.part is Part.BOTH
+            if split.setdefault((instr.place, instr.segment), not whole) is whole:
+                faults.at(
+                    position,
+                    f"Some backwards of segment g{instr.segment} of {instr.place} are "
+                    "split and some are not. All microbatches of a segment run the "
+                    "same programs: split all of them, or none.",
+                )
         done = ("forward",) if isinstance(instr, Forward) else PARTS[instr.part]
         if isinstance(instr, Forward) and instr.grad != facts.trains:
             faults.at(

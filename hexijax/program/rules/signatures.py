@@ -85,10 +85,12 @@ def _backward(instr: Backward, facts: Facts) -> tuple[list[Buffer], list[Buffer]
         facts.segments[instr.place, instr.segment].layers,
     )
     microbatches = range(*instr.microbatches)
-    if instr.part is Part.WEIGHT:
-        return [names.weight_res(place, instr.segment, m) for m in microbatches], []
-    reads = _inputs(instr, facts)
     writes: list[Buffer] = []
+    if instr.part is Part.WEIGHT:
+        reads = _inputs(instr, facts, act=False)
+        reads += [names.weight_res(place, instr.segment, m) for m in microbatches]
+        return reads, writes
+    reads = _inputs(instr, facts)
     reads += [names.res(place, instr.segment, m) for m in microbatches]
     if facts.segments[place, instr.segment].is_last:
         reads.append(names.seed(place))
@@ -101,11 +103,13 @@ def _backward(instr: Backward, facts: Facts) -> tuple[list[Buffer], list[Buffer]
     return reads, writes
 
 
-def _inputs(instr: Forward | Backward, facts: Facts) -> list[Buffer]:
+def _inputs(
+    instr: Forward | Backward, facts: Facts, *, act: bool = True
+) -> list[Buffer]:
     segment = facts.segments[instr.place, instr.segment]
     inputs = [names.param(instr.place, group) for group in segment.groups]
     for m in range(*instr.microbatches):
-        if segment.layers[0] > 0:
+        if segment.layers[0] > 0 and act:
             inputs.append(names.act(instr.place, segment.layers[0], m))
         if segment.reads_batch:
             inputs.append(names.batch(instr.place, m))

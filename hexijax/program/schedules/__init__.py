@@ -10,6 +10,7 @@ from hexijax.program.schedules.gpipe import gpipe
 from hexijax.program.schedules.interleaved import interleaved
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
 from hexijax.program.schedules.turn import Stream, Turn, Way, forwards
+from hexijax.program.schedules.zero_bubble import zero_bubble
 
 __all__ = ["SCHEDULES", "Stream", "Turn", "Way", "schedule_replica"]
 
@@ -17,6 +18,7 @@ SCHEDULES: Mapping[Schedule, Callable[[Sequence[int], int], tuple[Stream, ...]]]
     Schedule.ONE_F_ONE_B: one_f_one_b,
     Schedule.GPIPE: gpipe,
     Schedule.INTERLEAVED: interleaved,
+    Schedule.ZERO_BUBBLE: zero_bubble,
 }
 """Each takes the device set of every stage, numbered as they come, and how many
 microbatches there are."""

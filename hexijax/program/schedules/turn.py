@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 
 class Way(enum.StrEnum):
-    """Forward or backward."""
+    """Forward, backward, or one part of a backward."""
 
     FORWARD = "F"
     BACKWARD = "B"
+    INPUT = "b"
+    WEIGHT = "w"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
