@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hexijax
+from hexijax.cli.words import check_words
 from hexijax.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser, words = _parser(), list(sys.argv[1:] if argv is None else argv)
     try:
+        check_words(parser, words)
+        arguments = parser.parse_args(words)
         return arguments.start(arguments)
     except UserError as error:
         if os.environ.get("HEXIJAX_TRACEBACK"):
@@ -78,6 +81,27 @@ def _parser() -> argparse.ArgumentParser:
         _simulate,
     )
     _with_page(_planning(commands, "explain", "what limits a plan, and why", _explain))
+
+    _with_page(
+        _planning(commands, "compare", "our plan beside the baselines'", _compare)
+    )
+    whatif = _planning(
+        commands, "whatif", "the same on other machines, and each card's worth", _whatif
+    )
+    for flag, metavar, what in (
+        ("--add", "KIND:N[@NODE]", "add N cards, in a node of their own or in NODE"),
+        ("--drop", "NODE", "leave out a node or a device, as box or box/1"),
+        ("--link", "A-B=RATE", "join two nodes at RATE GB/s, or 100Gbit/s"),
+    ):
+        whatif.add_argument(
+            flag, action="append", default=[], metavar=metavar, help=what
+        )
+    whatif.add_argument(
+        "--price", type=Path, metavar="FILE", help="prices of kinds, a TOML file"
+    )
+    whatif.add_argument(
+        "--tokens", type=_seconds, metavar="N", help="say how many days N tokens take"
+    )
 
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
@@ -212,6 +236,22 @@ def _explain(arguments: argparse.Namespace) -> int:
     from hexijax.cli.explain import explain_plan
 
     return explain_plan(arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.compare import compare
+
+    return compare(arguments)
+
+
+def _whatif(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.whatif import whatif
+
+    return whatif(arguments)
 
 
 def _catalog(arguments: argparse.Namespace) -> int:

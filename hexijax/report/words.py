@@ -21,7 +21,7 @@ def columns(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> Iterato
 
 def gib(num_bytes: float) -> str:
     """``71.13 GiB``, and ``3.1 MiB`` of what is small."""
-    if abs(num_bytes) < 2**26:
+    if abs(num_bytes) < 2**30:
         return f"{num_bytes / 2**20:.3g} MiB"
     return f"{num_bytes / 2**30:.2f} GiB"
 

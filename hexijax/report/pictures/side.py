@@ -37,7 +37,7 @@ def draw_side_by_side(judged: Sequence[Judged]) -> Figure:
     grid = made.subplots(
         len(lines), wide, squeeze=False, sharex=True, height_ratios=heights
     )
-    end_s = max(one.step_s for one in judged)
+    end_s = max(one.step_s for one in judged) * 1.02
     for i, one in enumerate(judged):
         axes = grid[i // wide][i % wide]
         for y, row in enumerate(shown[i]):

@@ -30,6 +30,7 @@ BUSY: Mapping[str, str] = {
     What.BOTH: "#3f7cbc",
     What.UPDATE: "#3f8f4f",
     What.SYNC: "#8a5ab5",
+    What.SKIP: "#b3cde6",
     What.MOVE: "#d1642b",
 }
 """What a device or a link does."""
@@ -48,6 +49,7 @@ BUSY_WORDS: Mapping[str, str] = {
     What.BOTH: "forward and backward",
     What.UPDATE: "update",
     What.SYNC: "sums and gathers",
+    What.SKIP: "more of the same microbatches",
     What.MOVE: "activations on a link",
 }
 

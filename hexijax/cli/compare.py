@@ -1,0 +1,91 @@
+"""`hexijax compare`: our plan beside what others would choose. No device is used.
+
+arguments -> Study -> our search, each baseline -> one table, timelines side by side
+"""
+
+import argparse
+import time
+
+from hexijax.cli.choosing import GIVEN, OURS, search
+from hexijax.cli.screen import Searching
+from hexijax.cli.study import Study, open_study
+from hexijax.cli.telling import HEADINGS, made_by, save_pictures, seconds_note
+from hexijax.plan import PlanError
+from hexijax.planner.baselines import all_baselines
+from hexijax.report.comparison import Comparison, shown
+from hexijax.report.folder import write_atomically, write_json
+from hexijax.report.judged import judge
+from hexijax.report.page import page
+from hexijax.report.words import columns
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Searches, runs every baseline, prints the table; returns the exit code."""
+    screen = Searching()
+    study = open_study(arguments, screen.say)
+    made = run_all(study, screen, seconds=arguments.seconds)
+    with screen.on("drawing"):
+        from hexijax.report.pictures import compared  # matplotlib takes a second
+
+        drawn = {"compare": compared(shown(made.rows))}
+    picture = save_pictures(study.folder, drawn)
+    if arguments.json:
+        write_json(arguments.json, made.figures())
+    if arguments.html:
+        problem = study.problem
+        write_atomically(
+            arguments.html,
+            page(
+                title=f"{problem.name} on {problem.cluster.name}",
+                verdict=made.headline(),
+                lines=made.notes(),
+                pictures={HEADINGS[name]: png for name, png in drawn.items()},
+                tables={"All plans": made.table()},
+                text="",
+                made_by=made_by(),
+            ),
+        )
+    print(made.headline(), end="\n\n")
+    print("\n".join(columns(made.table(), right=(1, 2, 3, 4, 5, 6, 7))))
+    print("\n".join(made.notes()))
+    seconds_note(arguments, print)
+    print(f"picture: {picture}")
+    return 0
+
+
+def run_all(study: Study, screen: Searching, *, seconds: float | None) -> Comparison:
+    """Our plan, the one given, and every baseline's; Ctrl-C ends with what there is."""
+    problem = study.problem
+    with screen.on(f"searching: {OURS}") as progress:
+        found = search(problem, OURS, seconds=seconds, progress=progress)
+    rows = [found.best]
+    if study.plan:
+        rows.append(judge(GIVEN, study.plan, problem))
+    names = [*all_baselines()]
+    misfits: list[str] = []
+    done = 0
+    try:
+        for name, baseline in [] if found.interrupted else all_baselines().items():
+            with screen.on(f"searching: {name}"):
+                start = time.perf_counter()
+                try:
+                    plan = baseline(
+                        problem.chain,
+                        problem.cluster,
+                        batch_size=problem.batch_size,
+                        dtype=problem.training.dtype,
+                        options=problem.options(seconds=seconds),
+                    )
+                except PlanError:
+                    plan = None
+                took_s = time.perf_counter() - start
+                if plan is None:
+                    misfits.append(name)
+                else:
+                    rows.append(judge(name, plan, problem, search_s=took_s))
+            done += 1
+    except KeyboardInterrupt:
+        screen.say("Interrupted: what was found so far counts.")
+    return Comparison(
+        rows=tuple(rows), misfits=tuple(misfits), skipped=tuple(names[done:])
+    )

@@ -1,0 +1,110 @@
+"""Our plan beside the baselines', in one table.
+
+(Judged, ...), ours first -> headline, comparison -> the first line, the table
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from hexijax.report.explain import Table
+from hexijax.report.judged import Judged
+from hexijax.report.words import gib, listed, rate, seconds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Plans for one problem, judged alike."""
+
+    rows: tuple[Judged, ...]
+    """Ours first, then a plan that was given, then the baselines' that fit."""
+
+    misfits: tuple[str, ...] = ()
+    """Baselines of whose form nothing fits."""
+
+    skipped: tuple[str, ...] = ()
+    """Baselines that Ctrl-C left out."""
+
+    def headline(self) -> str:
+        """How ours stands to the best of the others."""
+        ours, *others = self.rows
+        if not others:
+            return "no baseline has a plan that fits: ours is the only one"
+        best = min(others, key=lambda judged: judged.step_s)
+        ratio = best.step_s / ours.step_s
+        if ratio < 1:
+            return f"{best.name} is {1 / ratio:.2f}x faster than {ours.name}"
+        return f"{ours.name} is {ratio:.2f}x faster than the best other, {best.name}"
+
+    def notes(self) -> list[str]:
+        """What the table does not show."""
+        notes = []
+        if self.misfits:
+            notes.append(f"nothing of its form fits: {listed(self.misfits)}")
+        if self.skipped:
+            notes.append(f"interrupted before: {listed(self.skipped)}")
+        return notes
+
+    def table(self) -> Table:
+        """A row a plan, in the order of their steps behind ours."""
+        ours, *others = self.rows
+        rows: Table = [
+            (
+                "plan",
+                "step",
+                "tokens/s",
+                "MFU",
+                "of bound",
+                "devices",
+                "fullest",
+                "ratio",
+            )
+        ]
+        for judged in (ours, *sorted(others, key=lambda judged: judged.step_s)):
+            rows.append(
+                (
+                    judged.name,
+                    seconds(judged.step_s),
+                    rate(judged.tokens_per_s),
+                    "-" if judged.mfu is None else f"{judged.mfu:.1%}",
+                    f"{judged.fraction_of_bound:.1%}",
+                    f"{len(judged.used)}",
+                    _fullest(judged),
+                    f"{judged.step_s / ours.step_s:.2f}x",
+                )
+            )
+        return rows
+
+    def figures(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        ours = self.rows[0]
+        return {
+            "headline": self.headline(),
+            "rows": [
+                {**judged.figures(), "ratio": judged.step_s / ours.step_s}
+                for judged in self.rows
+            ],
+            "misfits": list(self.misfits),
+            "skipped": list(self.skipped),
+        }
+
+
+def shown(rows: Sequence[Judged], most: int = 6) -> tuple[Judged, ...]:
+    """Ours and the fastest of the others, for a picture; equal plans once."""
+    ours, *others = rows
+    unlike = {judged.plan.replicas: judged for judged in (*reversed(others), ours)}
+    rest = [judged for judged in others if unlike[judged.plan.replicas] is judged]
+    return (ours, *sorted(rest, key=lambda judged: judged.step_s)[: most - 1])
+
+
+def _fullest(judged: Judged) -> str:
+    """The peak of the device that is nearest to its limit."""
+    cluster = judged.problem.cluster
+    part, size = max(
+        (
+            parts.total_bytes / cluster.device(name).usable_memory_bytes,
+            parts.total_bytes,
+        )
+        for name, parts in judged.memory.items()
+    )
+    return f"{gib(size)} ({part:.0%})"
