@@ -10,7 +10,7 @@ from hexijax.cli.screen import Searching
 from hexijax.cli.study import open_study
 from hexijax.cli.telling import save_pictures, seconds_note
 from hexijax.report.folder import write_json
-from hexijax.report.judged import judge
+from hexijax.report.judged import judge, with_events
 from hexijax.report.summary import Report
 from hexijax.report.timeline import describe
 from hexijax.simulator import Timeline
@@ -34,7 +34,7 @@ def run_simulation(arguments: argparse.Namespace) -> int:
         drawn = draw(judged)
     pictures = save_pictures(study.folder, drawn)
     trace = study.folder / "trace.json"
-    write_trace(trace, judged.timeline)
+    write_trace(trace, with_events(judged).timeline)
     if arguments.json:
         write_json(arguments.json, {**judged.figures(), **figures(judged.timeline)})
     print(describe(judged.timeline))

@@ -17,6 +17,9 @@ from hexijax.planner.mesh import compute_dtype
 from hexijax.report.problem import Problem
 from hexijax.simulator import Timeline, predict
 
+MOST_PLAYED = 8192
+"""Forwards up to which every one is drawn: a second of simulation."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judged:
@@ -116,33 +119,17 @@ class Judged:
         }
 
 
-def judge(
-    name: str,
-    plan: Plan,
-    problem: Problem,
-    *,
-    search_s: float = 0.0,
-    events: bool = True,
-) -> Judged:
-    """Simulates a plan of the problem.
+def judge(name: str, plan: Plan, problem: Problem, *, search_s: float = 0.0) -> Judged:
+    """Simulates a plan of the problem; ``with_events`` adds what pictures need.
 
     Args:
         name: what the plan is called.
         plan: it.
         problem: what it solves.
         search_s: wall time of the search for it.
-        events: keep what pictures need; a step time alone is found faster.
     """
     training = problem.training
-    timeline = predict(
-        plan,
-        problem.chain,
-        problem.cluster,
-        moments=training.moments,
-        whole_leaves=training.whole_leaves,
-        rules=problem.rules,
-        events=events,
-    )
+    timeline = _play(plan, problem, events=False)
     memory = plan_memory(
         plan,
         problem.chain,
@@ -160,6 +147,33 @@ def judge(
         memory=memory,
         bound_s=problem.bound_s,
         search_s=search_s,
+    )
+
+
+def with_events(judged: Judged) -> Judged:
+    """The same with events, for pictures; of a large plan one of equal replicas'."""
+    plan = judged.plan
+    calls = sum(len(s.segments) for _, s in plan.stages()) * max(
+        replica.microbatches for replica in plan.replicas
+    )
+    folded = calls > MOST_PLAYED
+    timeline = _play(plan, judged.problem, events=True, folded=folded)
+    events = dataclasses.replace(judged.timeline, events=timeline.events)
+    return dataclasses.replace(judged, timeline=events)
+
+
+def _play(
+    plan: Plan, problem: Problem, *, events: bool, folded: bool = True
+) -> Timeline:
+    return predict(
+        plan,
+        problem.chain,
+        problem.cluster,
+        moments=problem.training.moments,
+        whole_leaves=problem.training.whole_leaves,
+        rules=problem.rules,
+        events=events,
+        folded=folded,
     )
 
 

@@ -65,7 +65,7 @@ def limits(judged: Judged) -> tuple[Limit, ...]:
 
 
 def _saves(judged: Judged, cluster: Cluster) -> float:
-    again = judge("", judged.plan, judged.problem.on(cluster), events=False)
+    again = judge("", judged.plan, judged.problem.on(cluster))
     return 1 - again.step_s / judged.step_s
 
 
@@ -158,7 +158,7 @@ def _memory(judged: Judged) -> Iterator[Limit]:
     plan = judged.plan
     if all(p is Remat.NONE for _, stage in plan.stages() for p in stage.remat):
         return
-    keeping = judge("", _keeping(plan), judged.problem, events=False)
+    keeping = judge("", _keeping(plan), judged.problem)
     saves = 1 - keeping.step_s / judged.step_s
     yield Limit(what=What.MEMORY, name="recomputation", saves=saves)
 

@@ -67,14 +67,18 @@ def rows(judged: Judged, events: dict[str, list[Use]], *, most: int) -> list[Row
     """The plan's devices, equal ones as one row; evenly fewer where there are many."""
     cluster, step_s = judged.problem.cluster, judged.step_s
     places: dict[str, list[tuple[int, int]]] = {}
+    leader: dict[str, str] = {}
     for run in alike(judged.plan, cluster):
         for r in range(run.first, run.first + run.count):
             for s, stage in enumerate(judged.plan.replicas[r].stages):
-                for name in stage.devices:
+                first = run.replica.stages[s].devices
+                for name, like in zip(stage.devices, first, strict=True):
                     places.setdefault(name, []).append((run.first, s))
+                    leader[name] = like
 
     def key(name: str) -> Hashable:
-        its = events.get(name, ())
+        # Of equal replicas only one may have been played.
+        its = events.get(name) or events.get(leader[name], ())
         kinds = sorted({event.what for event in its})
         looks = [_looks([e for e in its if e.what == k], step_s) for k in kinds]
         return cluster.device(name).kind, tuple(places[name]), tuple(looks)

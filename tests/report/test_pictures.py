@@ -2,6 +2,7 @@
 
 import pytest
 
+from hexijax.report.judged import with_events
 from hexijax.report.pictures import compared, draw
 from hexijax.report.pictures.machines import node_boxes
 from hexijax.report.pictures.memory import PARTS
@@ -33,7 +34,9 @@ def test_pictures_are_files_and_repeat(nodes: int):
 
 
 def test_every_device_is_in_a_row_of_its_kind():
-    judged = make_judged(make_problem([[("fast", 2)]] * 8 + [[("slow", 2)]] * 8))
+    judged = with_events(
+        make_judged(make_problem([[("fast", 2)]] * 8 + [[("slow", 2)]] * 8))
+    )
     found = rows(judged, uses_by_queue(judged), most=40)
     assert sorted(d for row in found for d in row.devices) == sorted(judged.used)
     cluster = judged.problem.cluster
@@ -42,7 +45,7 @@ def test_every_device_is_in_a_row_of_its_kind():
 
 
 def test_copies_of_a_replica_share_a_row():
-    judged = make_judged(make_problem([[("fast", 1)]] * 4))
+    judged = with_events(make_judged(make_problem([[("fast", 1)]] * 4)))
     shown = rows(judged, uses_by_queue(judged), most=40)
     assert [row.label for row in shown] == ["n0/0 and 3 more"]
 

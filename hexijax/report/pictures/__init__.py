@@ -8,7 +8,7 @@ screen.
 
 from collections.abc import Sequence
 
-from hexijax.report.judged import Judged
+from hexijax.report.judged import Judged, with_events
 from hexijax.report.pictures.machines import draw_machines
 from hexijax.report.pictures.memory import draw_memory
 from hexijax.report.pictures.side import draw_side_by_side
@@ -22,11 +22,11 @@ def draw(judged: Judged) -> dict[str, bytes]:
     """The pictures of one plan, by name."""
     return {
         "plan": png(draw_machines(judged)),
-        "timeline": png(draw_timeline(judged)),
+        "timeline": png(draw_timeline(with_events(judged))),
         "memory": png(draw_memory(judged)),
     }
 
 
 def compared(rows: Sequence[Judged]) -> bytes:
     """The timelines of several plans on one axis."""
-    return png(draw_side_by_side(rows))
+    return png(draw_side_by_side([with_events(row) for row in rows]))
