@@ -30,7 +30,9 @@ def seconds(time_s: float) -> str:
     """``46.6 s``, ``3.41 ms``: three digits, in the unit that fits."""
     scale, unit = next((s for s in _SCALES if abs(time_s) >= s[0]), _SCALES[-1])
     value = time_s / scale
-    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+    if value >= 100 or not value:
+        return f"{value:,.0f} {unit}"
+    return f"{value:#.3g} {unit}"
 
 
 def rate(per_s: float) -> str:

@@ -139,9 +139,9 @@ def test_names_and_figures_are_short():
     assert [seconds(x) for x in (46.61, 1234.0, 3.4e-3, 0.0, 2e-7)] == [
         "46.6 s",
         "1,234 s",
-        "3.4 ms",
+        "3.40 ms",
         "0 us",
-        "0.2 us",
+        "0.200 us",
     ]
     assert (gib(71.128 * 2**30), gib(3.14 * 2**20)) == ("71.13 GiB", "3.14 MiB")
     assert [*columns([("a", "1"), ("bb", "22")], right=[1])] == ["a    1", "bb  22"]
