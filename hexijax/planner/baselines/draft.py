@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hexijax.cluster import LinkProfile
 from hexijax.costs.activations import enter_bytes
 from hexijax.costs.compute import layer_times
 from hexijax.costs.links import slowest_link, transfer_s
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, flying_bytes
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
 from hexijax.plan.plan import Place, Plan, Replica, Stage, StateShare, stage_place
@@ -29,6 +30,7 @@ from hexijax.planner.baselines.runs import Load, RunCosts, even_spans, segment_l
 from hexijax.planner.batches import BatchOption, end_s, split_batch
 from hexijax.planner.layers import Span, split_layers
 from hexijax.planner.options import PlanOptions
+from hexijax.program.buckets import SHARED_SIZE
 
 OVERLAPPED = 4
 """Layers of a segment where gradients are summed beside the backward."""
@@ -41,7 +43,7 @@ UNEVEN_SHARES = (0.95, 0.8, 0.65, 0.5, 0.35)
 """Of a device's memory, for all but the state: what to try where state is uneven."""
 
 
-WORTH = 1.25
+WORTH = 1.15
 """Of the best rough seconds so far: a draft whose bound is beyond is left."""
 
 
@@ -151,7 +153,8 @@ class Composer:
         self._flops = np.cumsum(
             [0.0, *(x.forward_flops + x.backward_flops for x in chain.layers)]
         )
-        self._links: dict[object, int] = {}
+        self._links: dict[LinkProfile, int] = {}
+        self._slowest = functools.cache(self._slowest_between)
         self._between = functools.cache(self._link_between)
         self._sample_s: dict[int, float] = {}
         self.best_s = math.inf
@@ -166,12 +169,13 @@ class Composer:
         if members > self.batch_size or not members:
             return
         classes = self._classes(draft)
-        if self._bound_s(draft, classes) > self.best_s * WORTH:
+        sync_s = self._sync_s(draft)
+        if self._bound_s(draft, classes) + sync_s > self.best_s * WORTH:
             return
         choices = [self.options.remat]
         if draft.uniform_remat:
             choices = [(policy,) for policy in self.options.remat]
-        sync_s, crowd = self._sync_s(draft), self._crowd(draft)
+        crowd = self._crowd(draft)
         sizes = [None] if draft.batch is Batch.TIMES else self._sizes(draft)
         for size in sizes:
             # The first that fits is the fastest: less remat, then longer segments.
@@ -263,6 +267,7 @@ class Composer:
             return -1
         cluster = self.yard.cluster
         link = cluster.links.between(cluster.node(a), cluster.node(b))
+        assert link, f"{a} and {b} were checked when the cluster was made"
         return self._links.setdefault(link, len(self._links))
 
     # Fits.
@@ -484,25 +489,31 @@ class Composer:
     # What all replicas pay together.
 
     def _sync_s(self, draft: Draft) -> float:
-        """Gradients out of the busiest node and parameters back into it."""
+        """Into the busiest node: gradients, and parameters for every lane."""
         members = len(draft.pipelines)
         if members == 1:
             return 0.0
         nodes: dict[str, float] = {}
-        firsts: dict[str, str] = {}
         for pipeline in draft.pipelines:
             for mesh in pipeline:
                 node = mesh.block.node
-                nodes[node] = nodes.get(node, 0.0) + 1 / len(pipeline)
-                firsts.setdefault(node, mesh.devices[0])
-        names = list(firsts.values())
-        if len(names) == 1:
-            names = [draft.pipelines[0][0].devices[0], draft.pipelines[1][0].devices[0]]
-        link = slowest_link(self.yard.cluster, names)
+                item = ITEM_BYTES[mesh.shape.dtype]
+                each = (GRAD_BYTES + item * mesh.lanes) / len(pipeline)
+                nodes[node] = nodes.get(node, 0.0) + each
+        link = self._slowest(frozenset(nodes))
+        if link is None:
+            link = slowest_link(
+                self.yard.cluster, [p[0].devices[0] for p in draft.pipelines[:2]]
+            )
         assert link, "two replicas have two devices"
-        item = ITEM_BYTES[draft.pipelines[0][0].shape.dtype]
-        once = self.chain.num_params * (GRAD_BYTES + item) * (members - 1) / members
+        once = self.chain.num_params * (members - 1) / members
         return link.transfer_s(int(max(nodes.values()) * once))
+
+    def _slowest_between(self, nodes: frozenset[str]) -> LinkProfile | None:
+        """Of the links between some nodes."""
+        kinds = {self._between(a, b) for a, b in itertools.combinations(nodes, 2)}
+        links = [link for link, kind in self._links.items() if kind in kinds]
+        return min(links, key=lambda link: link.bytes_per_s, default=None)
 
     def _crowd(self, draft: Draft) -> int:
         """Meshes of the busiest island: one host dispatches for all of them."""
@@ -581,6 +592,10 @@ class Composer:
                 room = max(mesh.block.usable_memory_bytes - used, 0)
                 shares[stage_place(r, k)] = float(room * len(mesh.devices))
         need = self.chain.num_params * STATE_BYTES * (1 + self.options.moments)
+        item = max(ITEM_BYTES[m.shape.dtype] for p in draft.pipelines for m in p)
+        need += min(self.chain.num_params, SHARED_SIZE) * flying_bytes(
+            1, 0, setting.members, item
+        )
         if need > sum(shares.values()):
             return None
         return (StateShare(groups=("*",), shares=shares),)

@@ -55,7 +55,7 @@ class Finals:
 
     def plan(self) -> Plan | None:
         """The fastest that fits, with its prediction."""
-        plans = sorted(self._estimated(), key=_step_s)
+        plans = self._estimated()
         played: list[Plan] = []
         left = MOST_PLAYED
         for plan in plans[:FINALISTS]:
@@ -63,21 +63,32 @@ class Finals:
             if left < 0:
                 break
             played.append(self._played(plan))
-        return min(played or plans, key=_step_s, default=None)
+        return min(played or plans[:1], key=_step_s, default=None)
 
     def _estimated(self) -> list[Plan]:
+        """Plans that fit, the best by the later of estimate and sketch first.
+
+        Both are ideal in parts of their own: what one leaves out the other may have.
+        """
         sketches = [sketch for heap in self._kept.values() for _, _, sketch in heap]
         sketches.sort(key=lambda sketch: sketch.step_s)
-        found: list[Plan] = []
+        found: list[tuple[float, Plan]] = []
         left = MOST_STAGES
         for sketch in sketches:
             if left <= 0 and found:
                 break
-            plan = self._fitting(sketch)
             left -= sum(map(len, sketch.draft.pipelines))
-            if plan:
-                found.append(plan)
-        return found
+            for one in self._segmented(sketch):
+                plan = self._fitting(one)
+                if plan:
+                    found.append((max(_step_s(plan), sketch.step_s), plan))
+        return [plan for _, plan in sorted(found, key=lambda pair: pair[0])]
+
+    def _segmented(self, sketch: Sketch) -> list[Sketch]:
+        """The sketch, and with whole stages as segments, which cost fewer calls."""
+        whole = dataclasses.replace(sketch, per_segment=None)
+        asked = self.composer.options.layers_per_segment
+        return [sketch] if asked or sketch == whole else [sketch, whole]
 
     def _fitting(self, sketch: Sketch) -> Plan | None:
         for share in BUDGET_SHARES:

@@ -1,12 +1,14 @@
 """Metis: uneven layers, one tensor and one data degree a stage, equal replicas.
 
-Every kind cuts its devices into meshes of its own degrees and gives each replica as
-many stages as there are meshes for; kinds follow each other in the pipeline, in each of
-a few orders. Layers are balanced with measured times, microbatches are equal.
+Every kind, or each of two parts of it, cuts its devices into meshes of its own degrees
+and gives each replica as many stages as there are meshes for; kinds follow each other
+in the pipeline, in each of a few orders. Layers are balanced with measured times,
+microbatches are equal.
 """
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, grids
@@ -15,6 +17,9 @@ from hexijax.planner.baselines.draft import Composer, Draft, Layers
 
 MOST_FORMS = 200
 """Combinations of degrees that are looked at, the most promising first."""
+
+MOST_KINDS_SPLIT = 2
+"""Kinds up to which each may have two parts of unlike data degrees."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -44,29 +49,51 @@ def _forms(composer: Composer, order: Sequence[Block]) -> Iterator[_Form]:
     kinds: dict[tuple[str, int], list[Block]] = {}
     for block in order:
         kinds.setdefault((block.kind, block.usable_memory_bytes), []).append(block)
-    choices = [_cuts(composer, blocks) for blocks in kinds.values()]
+    whole = [_cuts(composer, blocks) for blocks in kinds.values()]
+    for cuts in itertools.product(*whole):
+        yield from _replicated(composer, cuts)
+    if len(kinds) > MOST_KINDS_SPLIT:
+        return
+    for k, blocks in enumerate(kinds.values()):
+        for first in sorted({len(blocks) // n for n in (4, 3, 2)} - {0}):
+            pairs = _two_cuts(composer, blocks[:first], blocks[first:])
+            others = [[(cut,) for cut in cuts] for cuts in whole]
+            for parts in itertools.product(*others[:k], pairs, *others[k + 1 :]):
+                yield from _replicated(
+                    composer, [cut for part in parts for cut in part]
+                )
+
+
+def _replicated(composer: Composer, cuts: Sequence[Sequence[Mesh]]) -> Iterator[_Form]:
+    """As many replicas as some cut has meshes for, in 1, 2, 3, ... stages of it."""
     num_layers = len(composer.chain.layers)
-    for cuts in itertools.product(*choices):
-        counts = [len(meshes) for meshes in cuts]
-        for replicas in _replica_counts(counts, num_layers, composer.batch_size):
-            stages = [count // replicas for count in counts]
-            if not 0 < sum(stages) <= num_layers:
-                continue
-            rate = sum(
-                count * meshes[0].lanes / composer.sample_s(meshes[0])
-                for count, meshes in zip(stages, cuts, strict=True)
-                if count
-            )
-            parts = tuple(
-                (meshes, count)
-                for meshes, count in zip(cuts, stages, strict=True)
-                if count
-            )
+    counts = [len(meshes) for meshes in cuts]
+    rates = [meshes[0].lanes / composer.sample_s(meshes[0]) for meshes in cuts]
+    for replicas in _replica_counts(counts, num_layers, composer.batch_size):
+        stages = [count // replicas for count in counts]
+        if 0 < sum(stages) <= num_layers:
+            rate = sum(map(operator.mul, stages, rates))
             yield _Form(
                 bound_s=composer.batch_size / replicas / rate,
                 replicas=replicas,
-                parts=parts,
+                parts=tuple(
+                    (meshes, count)
+                    for meshes, count in zip(cuts, stages, strict=True)
+                    if count
+                ),
             )
+
+
+def _two_cuts(
+    composer: Composer, first: Sequence[Block], rest: Sequence[Block]
+) -> list[tuple[list[Mesh], list[Mesh]]]:
+    """Two parts of a kind in meshes of one tensor but unlike data degrees."""
+    return [
+        (a, b)
+        for a in _cuts(composer, first)
+        for b in _cuts(composer, rest)
+        if a[0].shape.tensor == b[0].shape.tensor and a[0].lanes != b[0].lanes
+    ]
 
 
 def _cuts(composer: Composer, blocks: Sequence[Block]) -> list[list[Mesh]]:

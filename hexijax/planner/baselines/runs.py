@@ -185,7 +185,7 @@ class Runs:
         )
         limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
         bucket = np.maximum(largest, np.minimum(params, limit))
-        at_home = bucket / (load.homes or load.members)
+        at_home = bucket / load.homes if load.homes else np.zeros_like(bucket)
         if load.members == 1:
             flying = alone_bytes(1, 1, item, self._shape.lanes) * bucket
         else:
