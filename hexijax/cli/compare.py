@@ -59,7 +59,7 @@ def run_all(study: Study, screen: Searching, *, seconds: float | None) -> Compar
     with screen.on(f"searching: {OURS}") as progress:
         found = search(problem, OURS, seconds=seconds, progress=progress)
     rows = [found.best]
-    if study.plan:
+    if study.plan and study.plan.replicas != found.best.plan.replicas:
         rows.append(judge(GIVEN, study.plan, problem))
     names = [*all_baselines()]
     misfits: list[str] = []

@@ -4,6 +4,8 @@ arguments -> Study -> changed cluster -> plans now and then, and without each ca
 """
 
 import argparse
+import dataclasses
+from collections.abc import Sequence
 
 from hexijax.cli.changes import changed
 from hexijax.cli.choosing import search
@@ -11,8 +13,10 @@ from hexijax.cli.prices import per_hour, read_prices
 from hexijax.cli.screen import Searching
 from hexijax.cli.study import open_study
 from hexijax.cli.telling import seconds_note
+from hexijax.cluster import Device
 from hexijax.plan import PlanError
 from hexijax.report.folder import write_json
+from hexijax.report.judged import Judged, judge
 from hexijax.report.words import columns, listed
 from hexijax.report.worth import Offer, Worth, classes, offers, worths
 
@@ -41,7 +45,10 @@ def whatif(arguments: argparse.Namespace) -> int:
             f"no price is known of {listed(unknown)}; give them: --price FILE with "
             f"[usd_per_hour] {unknown[0]} = 1.0"
         )
-    cards = _worths(rows[-1], screen, seconds, notes)
+    less = _without_each(rows[-1], screen, seconds, notes)
+    rows[-1] = best_of(rows[-1], [rows[0].judged, *(j for _, j in less if j)])
+    whole = rows[-1].judged.tokens_per_s
+    cards = [Worth.of(its, whole, j.tokens_per_s if j else 0.0) for its, j in less]
     if arguments.json:
         write_json(
             arguments.json,
@@ -59,28 +66,43 @@ def whatif(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _worths(
+def best_of(offer: Offer, others: Sequence[Judged]) -> Offer:
+    """The offer with the fastest plan there is: one for fewer machines is one for it.
+
+    So an added card never costs, however a search ends.
+    """
+    problem = offer.judged.problem
+    known = {device.name for device in problem.cluster.devices}
+    plans = [other.plan for other in others if known.issuperset(other.used)]
+    rivals = [judge(offer.name, plan, problem) for plan in plans]
+    fits = [offer.judged, *(judged for judged in rivals if judged.fits)]
+    best = min(fits, key=lambda judged: judged.step_s)
+    return dataclasses.replace(offer, judged=best)
+
+
+def _without_each(
     last: Offer, screen: Searching, seconds: float | None, notes: list[str]
-) -> list[Worth]:
-    """Plans without one card of each class; Ctrl-C ends with what there is."""
-    problem, whole = last.judged.problem, last.judged.tokens_per_s
-    found: list[Worth] = []
+) -> list[tuple[tuple[Device, ...], Judged | None]]:
+    """Plans without one card of each class, None where none fits.
+
+    Ctrl-C ends with what there is.
+    """
+    problem = last.judged.problem
+    found: list[tuple[tuple[Device, ...], Judged | None]] = []
     if len(problem.cluster.devices) == 1:
         return found
     for cards in classes(problem.cluster):
         left = problem.on(problem.cluster.without(cards[-1].name))
         name = f"without {cards[-1].name}"
         with screen.on(f"searching: {name}") as progress:
-            rate = 0.0
             try:
                 less = search(left, name, seconds=seconds, progress=progress)
             except PlanError:
-                notes.append(f"{name} no plan fits: all that is trained hangs on it")
-            else:
-                if less.interrupted:
-                    notes.append("interrupted: the worth of the other cards is missing")
-                    return found
-                rate = less.best.tokens_per_s
-        lost = whole - rate
-        found.append(Worth(cards=cards, share=lost / whole, tokens_per_s=lost))
+                notes.append(f"{name} no plan fits: the training hangs on it")
+                found.append((cards, None))
+                continue
+        if less.interrupted:
+            notes.append("interrupted: the worth of the other cards is missing")
+            break
+        found.append((cards, less.best))
     return found

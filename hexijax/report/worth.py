@@ -60,10 +60,17 @@ class Worth:
     """Equal cards; the last one was left out."""
 
     share: float
-    """Part of the tokens a second that are lost without one; below 0: it costs."""
+    """Part of the tokens a second that are lost without one."""
 
     tokens_per_s: float
     """The same in tokens a second."""
+
+    @classmethod
+    def of(cls, cards: tuple[Device, ...], whole: float, less: float) -> "Worth":
+        """From tokens a second with all cards, and with one fewer."""
+        return cls(
+            cards=cards, share=1 - less / whole, tokens_per_s=max(0.0, whole - less)
+        )
 
     @property
     def title(self) -> str:
