@@ -17,6 +17,11 @@ from hexijax.planner.segments import segments
 
 def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     """Each one number away; replicas of equal form change together."""
+    if options.layers_per_segment is None and len(plan.replicas) > 1:
+        for most in (None, 4, 2, 1):
+            replicas = tuple(_segmented(replica, most) for replica in plan.replicas)
+            if replicas != plan.replicas:
+                yield dataclasses.replace(plan, replicas=replicas, prediction=None)
     for group in _equal_replicas(plan):
         first = plan.replicas[group[0]]
         if (
@@ -41,6 +46,7 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
             if changed != first:
                 yield _with(plan, group, changed)
     yield from _shares(plan)
+    yield from _orders(plan)
 
 
 def _equal_replicas(plan: Plan) -> list[list[int]]:
@@ -154,6 +160,30 @@ def _shares(plan: Plan) -> Iterator[Plan]:
                     yield dataclasses.replace(
                         plan, replicas=tuple(replicas), prediction=None
                     )
+
+
+def _orders(plan: Plan) -> Iterator[Plan]:
+    """Neighbours swapped: replicas, whose order is that of sums, and devices of stages
+    that differ in where they are only."""
+    for r in range(min(len(plan.replicas), 5) - 1):
+        if plan.replicas[r] != plan.replicas[r + 1]:
+            replicas = list(plan.replicas)
+            replicas[r : r + 2] = replicas[r + 1], replicas[r]
+            yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
+    if plan.schedule is Schedule.INTERLEAVED:
+        return
+    for r, replica in enumerate(plan.replicas[:4]):
+        for k in range(min(len(replica.stages), 9) - 1):
+            a, b = replica.stages[k : k + 2]
+            if (a.lanes, a.tensor, a.dtype) == (b.lanes, b.tensor, b.dtype):
+                stages = list(replica.stages)
+                stages[k] = dataclasses.replace(a, devices=b.devices)
+                stages[k + 1] = dataclasses.replace(b, devices=a.devices)
+                changed = dataclasses.replace(replica, stages=tuple(stages))
+                replicas = [*plan.replicas[:r], changed, *plan.replicas[r + 1 :]]
+                yield dataclasses.replace(
+                    plan, replicas=tuple(replicas), prediction=None
+                )
 
 
 def _with_samples(replica: Replica, samples: int) -> Replica:

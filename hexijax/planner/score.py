@@ -12,16 +12,21 @@ import itertools
 from collections.abc import Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.links import all_reduce_s
+from hexijax.costs.links import all_reduce_s, way_bytes_per_s
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Plan, Replica
 from hexijax.planner.batches import BatchShare, end_s, split_batch
+from hexijax.planner.exposed import Piece, exposed_s, pieces
 from hexijax.planner.fit import Fitted, Fitter, Setting, stages
+from hexijax.planner.layers import Span
 from hexijax.planner.mesh import Layout, Mesh
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import layers_per_segment, shorter
+
+FORWARD_SHARE = 1 / 3
+"""Of a stage's time; the backward makes two products for each of the forward's."""
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -61,7 +66,7 @@ class Scorer:
         self._batch_size = batch_size
         self._options = options
         self._seen: dict[object, Scored | None] = {}
-        self._nic: dict[str, object] = {}
+        self._nic: dict[str, float] = {}
 
     def score(self, layout: Layout, budget_share: float = 1.0) -> Scored | None:
         """The layout at its best, or None where it cannot be."""
@@ -174,8 +179,7 @@ class Scorer:
         for meshes, fit, share in zip(layout, fitted, shares, strict=True):
             for mesh, span in zip(itertools.cycle(meshes), fit.spans, strict=False):
                 island = self._cluster.device(mesh.devices[0]).island
-                length = span[1] - span[0]
-                made = 2 * share.microbatches * -(-length // (per_segment or length))
+                made = 2 * share.microbatches * num_segments(span, per_segment)
                 calls[island] = calls.get(island, 0) + made
         return max(calls.values()) * HOST_CALL_S
 
@@ -184,68 +188,65 @@ class Scorer:
     ) -> float:
         """What sums, updates and new parameters take beyond the backward."""
         num_replicas = len(layout)
+        one_node = len({mesh.node for meshes in layout for mesh in meshes}) == 1
         part = (num_replicas - 1) / num_replicas
-        sent_by_node: dict[str, float] = {}
-        lanes_s = update_s = device_s = 0.0
-        shortest_s, fewest = float("inf"), 1_000
+        found: list[Piece] = []
         for meshes, fit in zip(layout, fitted, strict=True):
-            for mesh, span, stage_s, params in zip(
-                itertools.cycle(meshes),
-                fit.spans,
-                fit.stage_s,
-                fit.params,
-                strict=False,
-            ):
-                shape, length = mesh.shape, span[1] - span[0]
-                num_segments = -(-length // (per_segment or length))
+            before_s = [0.0, 0.0]
+            for k, span in enumerate(fit.spans):
+                mesh, stage_s = meshes[k % len(meshes)], fit.stage_s[k]
+                shape, params = mesh.shape, fit.params[k]
+                own_s = (stage_s * FORWARD_SHARE, stage_s * (1 - FORWARD_SHARE))
                 num_bytes = params * (GRAD_BYTES + ITEM_BYTES[shape.dtype])
-                if shape.lanes > 1 and shape.link:
-                    # Sums go home and parameters come back: each half an all-reduce.
-                    sync_s = all_reduce_s(shape.link, shape.lanes, int(num_bytes) // 2)
-                    lanes_s = max(lanes_s, beside_s(sync_s, stage_s, num_segments))
-                held = params * shape.tensor / shape.num_devices / num_replicas
-                per_param = 2 * STATE_BYTES * (1 + self._options.moments)
-                per_param += GRAD_BYTES + STATE_BYTES
-                update_s = max(
-                    update_s, held * per_param / shape.profile.memory_bytes_per_s
+                travel_s = 0.0
+                if num_replicas > 1:
+                    sent = num_bytes * shape.tensor * part
+                    if one_node:
+                        sent /= shape.num_devices
+                    travel_s = sent / self._bytes_per_s(mesh, layout, one_node)
+                found += pieces(
+                    way=mesh.devices[0] if one_node else mesh.node,
+                    before_s=(before_s[0], before_s[1]),
+                    own_s=own_s,
+                    travel_s=travel_s,
+                    program_s=self._programs_s(mesh, params, num_replicas),
+                    num_segments=num_segments(span, per_segment),
                 )
-                sent = num_bytes * shape.tensor * part
-                sent_by_node[mesh.node] = sent_by_node.get(mesh.node, 0.0) + sent
-                shortest_s = min(shortest_s, stage_s)
-                fewest = min(fewest, num_segments)
-                if shape.link and len(layout) > 1:
-                    device_s = max(device_s, sent / shape.num_devices)
-        between_s = 0.0
-        if num_replicas > 1:
-            between_s = self._between_s(layout, sent_by_node)
-        return max(lanes_s, beside_s(between_s, shortest_s, fewest)) + update_s
+                before_s = [before_s[0] + own_s[0], before_s[1] + own_s[1]]
+        return exposed_s(found)
 
-    def _between_s(self, layout: Layout, sent_by_node: dict[str, float]) -> float:
-        """Gradients to other replicas: over the nodes' links, or in the only one."""
-        nodes = list(sent_by_node)
-        if len(nodes) == 1:
-            first, second = layout[0][0], layout[1][0]
-            link = self._cluster.link(first.devices[0], second.devices[0])
-            meshes = sum(map(len, layout))
-            return link.transfer_s(int(sent_by_node[nodes[0]] / meshes))
-        first_of: dict[str, Mesh] = {}
-        for meshes in layout:
-            for mesh in meshes:
-                first_of.setdefault(mesh.node, mesh)
-        longest_s = 0.0
-        near = list(first_of.values())
-        for i, mesh in enumerate(near):
-            other = near[(i + 1) % len(near)]
-            link = self._cluster.link(mesh.devices[0], other.devices[0])
-            longest_s = max(longest_s, link.transfer_s(int(sent_by_node[mesh.node])))
-        return longest_s
+    def _programs_s(self, mesh: Mesh, params: float, num_replicas: int) -> float:
+        """Sums over a stage's lanes, its part of the update, and joining parameters."""
+        shape, lanes_s = mesh.shape, 0.0
+        num_bytes = params * (GRAD_BYTES + ITEM_BYTES[shape.dtype])
+        if shape.lanes > 1 and shape.link:
+            # Sums go home and parameters come back: each half an all-reduce.
+            lanes_s = all_reduce_s(shape.link, shape.lanes, int(num_bytes) // 2)
+        held = params * shape.tensor / shape.num_devices / num_replicas
+        per_param = 2 * STATE_BYTES * (1 + self._options.moments)
+        per_param += GRAD_BYTES + STATE_BYTES
+        moved = held * per_param
+        if num_replicas > 1:  # cut, added up, joined
+            moved += 2 * num_bytes
+        return lanes_s + moved / shape.profile.memory_bytes_per_s
+
+    def _bytes_per_s(self, mesh: Mesh, layout: Layout, one_node: bool) -> float:
+        """Of a mesh's way to other replicas: its node's, or its own."""
+        if one_node:
+            other = layout[0][0] if layout[0][0] is not mesh else layout[1][0]
+            return self._cluster.link(mesh.devices[0], other.devices[0]).bytes_per_s
+        if mesh.node not in self._nic:
+            others = (m for meshes in layout for m in meshes if m.node != mesh.node)
+            link = self._cluster.link(mesh.devices[0], next(others).devices[0])
+            node = self._cluster.node(mesh.node)
+            self._nic[mesh.node] = way_bytes_per_s(node, link)
+        return self._nic[mesh.node]
 
 
-def beside_s(sync_s: float, stage_s: float, num_segments: int) -> float:
-    """What is left of a sum that travels while the last backward computes."""
-    backward_s = stage_s * 2 / 3
-    last = 1 / num_segments
-    return max(sync_s * last, sync_s - backward_s * (1 - last))
+def num_segments(span: Span, per_segment: int | None) -> int:
+    """Segments of a stage with these layers."""
+    length = span[1] - span[0]
+    return -(-length // (per_segment or length))
 
 
 def _below(count: int) -> int:

@@ -41,8 +41,18 @@ BUDGET_SHARES = (1.0, 0.93, 0.85)
 """Of usable memory, tried in turn: a finished plan counts rows and small leaves
 exactly, which the layer-by-layer bound inside the search does not."""
 
-PLAYED_WITHIN = 1.25
+PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
+
+REFINED = 4
+"""Layouts whose variants are walked over, the best of the played."""
+
+FIXED_INSTRUCTIONS = 80
+"""What simulating a plan costs before its first instruction."""
+
+OPTIMISTIC = 1.25
+"""Of the budget, where the layer-by-layer bound of memory finds no room: the finished
+plan is counted exactly."""
 
 Progress = Callable[[str, float], None]
 """Is told what is done now and the best step so far, in seconds (inf: none yet)."""
@@ -56,21 +66,36 @@ class Effort:
     """Layouts by formula."""
 
     played: int
-    """Plans by simulation."""
+    """Instructions of the layouts' plans that are simulated."""
 
     refined: int
-    """Variants of the winner by simulation."""
+    """Instructions of their variants."""
 
     @classmethod
     def of(cls, num_devices: int) -> "Effort":
-        """Less of each where each costs more."""
+        """What takes under a second up to 16 devices, and seconds for hundreds."""
         if num_devices <= FEW:
-            return cls(scored=20_000, played=24, refined=60)
+            return cls(scored=20_000, played=24_000, refined=24_000)
         if num_devices <= 16:
-            return cls(scored=500, played=10, refined=24)
+            return cls(scored=400, played=6_000, refined=6_000)
         if num_devices <= 1024:
-            return cls(scored=400, played=8, refined=12)
-        return cls(scored=100, played=3, refined=3)
+            return cls(scored=300, played=24_000, refined=16_000)
+        return cls(scored=60, played=60_000, refined=30_000)
+
+
+def num_instructions(plan: Plan) -> int:
+    """About how many the simulator plays, equal replicas once, and its fixed cost."""
+    forms = {
+        tuple((s.layers, s.lanes, s.tensor, s.dtype) for s in r.stages): r
+        for r in plan.replicas
+    }
+    played = FIXED_INSTRUCTIONS
+    for replica in forms.values():
+        stages = replica.stages
+        microbatches = min(replica.microbatches, 8 * len(stages) + 8)
+        calls = sum(len(stage.segments) for stage in stages)
+        played += microbatches * (2 * calls + 4 * len(stages))
+    return played
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +237,7 @@ class _Search:
         except _OutOfTimeError:
             stopped = f"{self._options.seconds:g} s were asked for"
         if stopped and not self._finished:
-            self._play(at_most=1)
+            self._play(first_only=True)
         best = self._best()
         return Found(
             plan=best[0],
@@ -292,6 +317,8 @@ class _Search:
     def _score(self, layout: Layout) -> Scored | None:
         if layout not in self._scored:
             scored = self._scorer.score(layout)
+            if scored is None and len(self._cluster.devices) <= FEW:
+                scored = self._scorer.score(layout, OPTIMISTIC)
             if scored:
                 self._scored[layout] = scored
             return scored
@@ -332,29 +359,27 @@ class _Search:
 
     # Plans, by simulation.
 
-    def _play(self, at_most: int | None = None) -> None:
+    def _play(self, *, first_only: bool = False) -> None:
         """The best layouts as plans that fit, simulated."""
-        at_most = at_most or self._effort.played
+        left = self._effort.played
         order = sorted(self._scored.values(), key=lambda scored: scored.step_s)
         for scored in order:
-            best_s = min(self._finished.values(), default=float("inf"))
-            if len(self._finished) >= at_most or (
-                self._finished
-                and scored.step_s > order[0].step_s * PLAYED_WITHIN
-                and scored.step_s > best_s
-            ):
+            enough = left <= 0 or scored.step_s > order[0].step_s * PLAYED_WITHIN
+            if self._finished and (enough or first_only):
                 break
             plan = self._fitting(scored)
             if plan:
+                left -= num_instructions(plan)
                 self._finish(plan)
-            if at_most > 1:
+            if not first_only:
                 self._check_time()
 
     def _fitting(self, scored: Scored) -> Plan | None:
         """The layout's plan, made to fit exactly."""
-        for share in BUDGET_SHARES:
+        shares = dict.fromkeys((scored.setting.budget_share, *BUDGET_SHARES))
+        for share in shares:
             again = scored
-            if share < 1:
+            if share != scored.setting.budget_share:
                 found = self._scorer.score(scored.layout, share)
                 if found is None:
                     return None
@@ -388,28 +413,36 @@ class _Search:
         return step_s
 
     def _refine(self) -> None:
-        """Walks over variants of the best plan while they are faster."""
-        if not self._finished:
-            return
-        tried: set[Plan] = set()
+        """Walks over variants of the best few layouts while they are faster."""
+        best = sorted(self._finished.items(), key=lambda item: item[1])[:REFINED]
         left = self._effort.refined
+        tried = {dataclasses.replace(plan, prediction=None) for plan in self._finished}
+        for i, (start, start_s) in enumerate(best):
+            share = left // (len(best) - i)
+            left -= share - self._refine_one(start, start_s, share, tried)
+
+    def _refine_one(
+        self, start: Plan, start_s: float, budget: int, tried: set[Plan]
+    ) -> int:
+        """Walks from one plan; returns what is left of its budget."""
+        best, best_s = start, start_s
         improved = True
-        while improved and left > 0:
+        while improved:
             improved = False
-            best, best_s = min(self._finished.items(), key=lambda item: item[1])
-            best = dataclasses.replace(best, prediction=None)
-            for plan in variants(best, self._options):
-                if plan in tried or left <= 0:
+            plain = dataclasses.replace(best, prediction=None)
+            for plan in variants(plain, self._options):
+                if plan in tried or not _valid(plan):
                     continue
+                if budget <= 0:
+                    return 0
                 self._check_time()
                 tried.add(plan)
-                if not _valid(plan):
-                    continue
-                left -= 1
+                budget -= num_instructions(plan)
                 step_s = self._finish(plan)
                 if step_s is not None and step_s < best_s * (1 - 1e-9):
-                    improved = True
+                    best, best_s, improved = plan, step_s, True
                     break
+        return budget
 
 
 def _valid(plan: Plan) -> bool:
