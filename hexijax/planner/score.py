@@ -9,7 +9,11 @@ the batch.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int
 
 from hexijax.cluster import Cluster
 from hexijax.costs.links import all_reduce_s, way_bytes_per_s
@@ -66,7 +70,9 @@ class Scorer:
         self._batch_size = batch_size
         self._options = options
         self._seen: dict[object, Scored | None] = {}
-        self._nic: dict[str, float] = {}
+        self._node_ids: dict[str, int] = {}
+        self._far: dict[tuple[str, str], float] = {}
+        self._near: dict[tuple[str, ...], float] = {}
 
     def score(self, layout: Layout, budget_share: float = 1.0) -> Scored | None:
         """The layout at its best, or None where it cannot be."""
@@ -126,6 +132,22 @@ class Scorer:
             shares=shares,
             setting=setting,
             step_s=step_s,
+        )
+
+    def form(self, scored: Scored) -> object:
+        """Equal for layouts that differ in which of equal devices they name only."""
+        return tuple(
+            sorted(
+                (
+                    tuple(mesh.shape_id for mesh in meshes),
+                    fit.spans,
+                    share.samples,
+                    tuple(a.node == b.node for a, b in itertools.pairwise(meshes)),
+                )
+                for meshes, fit, share in zip(
+                    scored.layout, scored.fitted, scored.shares, strict=True
+                )
+            )
         )
 
     def plan(self, scored: Scored) -> Plan:
@@ -188,32 +210,54 @@ class Scorer:
     ) -> float:
         """What sums, updates and new parameters take beyond the backward."""
         num_replicas = len(layout)
-        one_node = len({mesh.node for meshes in layout for mesh in meshes}) == 1
-        part = (num_replicas - 1) / num_replicas
+        node_RL = self._nodes(layout, fitted)
         found: list[Piece] = []
         for meshes, fit in zip(layout, fitted, strict=True):
-            before_s = [0.0, 0.0]
+            forward_s = backward_s = 0.0
             for k, span in enumerate(fit.spans):
                 mesh, stage_s = meshes[k % len(meshes)], fit.stage_s[k]
                 shape, params = mesh.shape, fit.params[k]
                 own_s = (stage_s * FORWARD_SHARE, stage_s * (1 - FORWARD_SHARE))
                 num_bytes = params * (GRAD_BYTES + ITEM_BYTES[shape.dtype])
-                travel_s = 0.0
-                if num_replicas > 1:
-                    sent = num_bytes * shape.tensor * part
-                    if one_node:
-                        sent /= shape.num_devices
-                    travel_s = sent / self._bytes_per_s(mesh, layout, one_node)
-                found += pieces(
-                    way=mesh.devices[0] if one_node else mesh.node,
-                    before_s=(before_s[0], before_s[1]),
-                    own_s=own_s,
-                    travel_s=travel_s,
-                    program_s=self._programs_s(mesh, params, num_replicas),
-                    num_segments=num_segments(span, per_segment),
-                )
-                before_s = [before_s[0] + own_s[0], before_s[1] + own_s[1]]
+                sent = num_bytes * shape.tensor / num_replicas  # to each other replica
+                node_R = node_RL[:, sum(span) // 2]
+                near = int((node_R == self._node_id(mesh.node)).sum())
+                ways: list[tuple[str, float]] = []
+                if near < num_replicas:
+                    other = int((node_R != self._node_id(mesh.node)).argmax())
+                    rate = self._far_bytes_per_s(mesh, layout[other])
+                    ways.append((mesh.node, sent * (num_replicas - near) / rate))
+                if near > 1:
+                    near_s = sent * (near - 1) / shape.num_devices
+                    ways.append(
+                        (mesh.devices[0], near_s / self._near_bytes_per_s(mesh))
+                    )
+                program_s = self._programs_s(mesh, params, num_replicas)
+                for way, travel_s in ways or [(mesh.devices[0], 0.0)]:
+                    found += pieces(
+                        way=way,
+                        before_s=(forward_s, backward_s),
+                        own_s=own_s,
+                        travel_s=travel_s,
+                        program_s=program_s,
+                        num_segments=num_segments(span, per_segment),
+                    )
+                forward_s, backward_s = forward_s + own_s[0], backward_s + own_s[1]
         return exposed_s(found)
+
+    def _nodes(
+        self, layout: Layout, fitted: Sequence[Fitted]
+    ) -> Int[np.ndarray, "replicas layers"]:
+        """The node in which each replica has each layer, numbered."""
+        node_RL = np.zeros((len(layout), len(self._chain.layers)), int)
+        for r, (meshes, fit) in enumerate(zip(layout, fitted, strict=True)):
+            for k, (first, stop) in enumerate(fit.spans):
+                node = meshes[k % len(meshes)].node
+                node_RL[r, first:stop] = self._node_id(node)
+        return node_RL
+
+    def _node_id(self, node: str) -> int:
+        return self._node_ids.setdefault(node, len(self._node_ids))
 
     def _programs_s(self, mesh: Mesh, params: float, num_replicas: int) -> float:
         """Sums over a stage's lanes, its part of the update, and joining parameters."""
@@ -230,17 +274,32 @@ class Scorer:
             moved += 2 * num_bytes
         return lanes_s + moved / shape.profile.memory_bytes_per_s
 
-    def _bytes_per_s(self, mesh: Mesh, layout: Layout, one_node: bool) -> float:
-        """Of a mesh's way to other replicas: its node's, or its own."""
-        if one_node:
-            other = layout[0][0] if layout[0][0] is not mesh else layout[1][0]
-            return self._cluster.link(mesh.devices[0], other.devices[0]).bytes_per_s
-        if mesh.node not in self._nic:
-            others = (m for meshes in layout for m in meshes if m.node != mesh.node)
-            link = self._cluster.link(mesh.devices[0], next(others).devices[0])
-            node = self._cluster.node(mesh.node)
-            self._nic[mesh.node] = way_bytes_per_s(node, link)
-        return self._nic[mesh.node]
+    def _far_bytes_per_s(self, mesh: Mesh, other: Sequence[Mesh]) -> float:
+        """Of a mesh's way to a replica in other nodes: its node's."""
+        far = next((m for m in other if m.node != mesh.node), None)
+        if far is None:
+            return self._near_bytes_per_s(mesh)
+        key = (mesh.node, far.node)
+        if key not in self._far:
+            link = self._cluster.link(mesh.devices[0], far.devices[0])
+            self._far[key] = way_bytes_per_s(self._cluster.node(mesh.node), link)
+        return self._far[key]
+
+    def _near_bytes_per_s(self, mesh: Mesh) -> float:
+        """Of a mesh's way to others in its node."""
+        if mesh.devices not in self._near:
+            others = (
+                device.name
+                for device in self._cluster.devices
+                if device.node == mesh.node and device.name not in mesh.devices
+            )
+            other = next(others, None)
+            self._near[mesh.devices] = (
+                self._cluster.link(mesh.devices[0], other).bytes_per_s
+                if other
+                else math.inf
+            )
+        return self._near[mesh.devices]
 
 
 def num_segments(span: Span, per_segment: int | None) -> int:

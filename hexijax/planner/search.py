@@ -363,6 +363,11 @@ class _Search:
         """The best layouts as plans that fit, simulated."""
         left = self._effort.played
         order = sorted(self._scored.values(), key=lambda scored: scored.step_s)
+        if len(self._cluster.devices) > FEW:
+            forms: dict[object, Scored] = {}
+            for scored in order:
+                forms.setdefault(self._scorer.form(scored), scored)
+            order = list(forms.values())
         for scored in order:
             enough = left <= 0 or scored.step_s > order[0].step_s * PLAYED_WITHIN
             if self._finished and (enough or first_only):
