@@ -37,6 +37,9 @@ FORMS_A_SIZE = 3
 NEAR = 0.005
 """A form that promises so little more is not fitted."""
 
+SCALE = 4
+"""Between one number of replicas that is tried and the next."""
+
 PATIENCE = 2
 """Sizes without gain before larger replicas are given up."""
 
@@ -123,19 +126,24 @@ class Mixtures:
         self._sizes = sizes_up_to(batch_size)
 
     def layouts(self, per_segment: int | None, bound_s: float) -> Iterator[Layout]:
-        """A layout for each guess of how far state is spread, and each deadline."""
+        """Layouts for each scale of the number of replicas, and each deadline.
+
+        Many replicas have short pipelines and send many gradients; few have long ones
+        that send activations. Which is better the score says.
+        """
         num_devices = sum(cls.count for cls in self.classes)
         seen: set[object] = set()
-        for spread in _spreads(num_devices):
+        for most in _powers(min(num_devices, self._batch_size)):
+            fewest = max(1, most // SCALE)
             setting = Setting(
                 batch_size=self._batch_size,
-                state_devices=spread,
-                members=spread,
+                state_devices=fewest,
+                members=fewest,
                 per_segment=per_segment,
             )
-            options = self._options(setting)
+            options = self._options(setting, num_devices / most)
             for slack in (1.05, 1.5):
-                counts = self._solve(options, bound_s * slack, spread)
+                counts = self._solve(options, bound_s * slack, fewest, most)
                 for _ in range(2):
                     key = tuple(sorted(counts.items(), key=repr))
                     if not counts or key in seen:
@@ -145,27 +153,36 @@ class Mixtures:
                     if layout:
                         yield layout
                     end_s = self._end_s(options, counts)
-                    counts = self._solve(options, end_s, spread)
+                    counts = self._solve(options, end_s, fewest, most)
 
-    def _options(self, setting: Setting) -> dict[Form, list[BatchOption]]:
-        """The forms worth mixing, with their paces."""
+    def _options(
+        self, setting: Setting, least_devices: float
+    ) -> dict[Form, list[BatchOption]]:
+        """The forms worth mixing, with their paces.
+
+        Those of about as many devices as a replica has where there are so few.
+        """
         found: dict[Form, list[BatchOption]] = {}
         reached = 1.0
         for at in range(len(self.classes)):
             best = max((self._ideal(form) for form in self._pure(at)), default=0.0)
-            rate = self._climb(self._by_total(self._pure(at)), setting, found)
-            reached = min(reached, rate / best)
+            totals = self._by_total(self._pure(at), least_devices)
+            rate = self._climb(totals, setting, found)
+            reached = min(reached, rate / best if best else 1.0)
         if reached < ALONE_IS_GOOD:
             for chosen in self._subsets():
-                joined = self._by_total(self._joined(chosen))
+                joined = self._by_total(self._joined(chosen), least_devices)
                 self._climb(joined, setting, found)
         return found
 
-    def _by_total(self, forms: Iterable[Form]) -> list[list[Form]]:
+    def _by_total(
+        self, forms: Iterable[Form], least_devices: float
+    ) -> list[list[Form]]:
         """Forms of equal size together, small before large, the fastest first."""
         totals: dict[int, list[Form]] = {}
         for form in dict.fromkeys(forms):
-            if len(form) <= self._num_layers:
+            size = _size(form) / least_devices
+            if len(form) <= self._num_layers and 1 / SCALE <= size <= SCALE * 2:
                 totals.setdefault(_size(form), []).append(form)
         return [
             sorted(totals[total], key=lambda form: -self._ideal(form))
@@ -263,11 +280,13 @@ class Mixtures:
         self,
         options: dict[Form, list[BatchOption]],
         deadline_s: float,
-        spread: int,
+        fewest: int,
+        most: int,
     ) -> dict[Form, int]:
         """How many of each form take most samples by a deadline.
 
-        Their state is spread over as many devices as their paces suppose.
+        They are at most so many, and their state is spread over as many devices as
+        their paces suppose.
         """
         rooms = {
             form: max(_room(option, deadline_s) for option in found)
@@ -281,18 +300,18 @@ class Mixtures:
         counts: dict[Form, cp_model.IntVar] = {}
         for i, form in enumerate(rooms):
             need = _demand(form, len(self.classes))
-            most = min(n // d for n, d in zip(num_devices, need, strict=True) if d)
-            counts[form] = model.new_int_var(0, most, f"form {i}")
+            room = min(n // d for n, d in zip(num_devices, need, strict=True) if d)
+            counts[form] = model.new_int_var(0, room, f"form {i}")
         for at, have in enumerate(num_devices):
             taken = sum(
                 _demand(form, len(self.classes))[at] * count
                 for form, count in counts.items()
             )
             model.add(taken == have if self._use_all else taken <= have)
-        model.add(sum(counts.values()) <= self._batch_size)
+        model.add(sum(counts.values()) <= most)
         model.add(
             sum(min(slot.devices for slot in f) * n for f, n in counts.items())
-            >= spread
+            >= fewest
         )
         # Of equal throughput the fewest replicas: each sends its gradients.
         model.maximize(
@@ -377,10 +396,12 @@ def _scales(most: int) -> list[int]:
     return sorted(n for n in found | divisors if n <= most)
 
 
-def _spreads(most: int) -> list[int]:
-    """Four guesses from one device to all, evenly on a log scale."""
-    bits = most.bit_length() - 1
-    return sorted({1 << (bits * k // 3) for k in range(4)}, reverse=True)
+def _powers(most: int) -> list[int]:
+    """``most``, a quarter of it, and so on to one."""
+    found = [most]
+    while found[-1] > 1:
+        found.append(max(1, found[-1] // SCALE))
+    return found
 
 
 def _size(form: Form) -> int:
