@@ -19,7 +19,7 @@ from hexijax.planner.baselines.draft import Batch, Composer, Draft, Layers
 MOST_COUNTED = 48
 """Replicas times kinds up to which grouping is an exact program."""
 
-EFFORT = 0.1
+EFFORT = 0.02
 """Deterministic seconds of one such program."""
 
 POWERS = 1000
@@ -29,21 +29,27 @@ POWERS = 1000
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     """Every degree and number of replicas, in every order of stages."""
     for tensor in composer.yard.degrees:
-        for order in orders(pool):
-            meshes: dict[int, list[Mesh]] = {}
-            for block in order:
-                for mesh in composer.yard.meshes(block, tensor):
-                    meshes.setdefault(mesh.key, []).append(mesh)
-            for replicas in _replica_counts(meshes, composer):
-                counts = _grouped(composer, meshes, replicas)
-                if counts is None:
-                    continue
-                pipelines = _placed(meshes, counts)
+        ordered = [_meshes(composer, order, tensor) for order in orders(pool)]
+        for replicas in _replica_counts(ordered[0], composer):
+            counts = _grouped(composer, ordered[0], replicas)
+            for meshes in ordered if counts else ():
+                pipelines = _placed(meshes, counts or [])
                 for together in with_lanes(composer.yard, pipelines):
                     yield _balanced(together)
     for order in orders(pool):
         for pipelines in grids(composer, order):
             yield _balanced(pipelines)
+
+
+def _meshes(
+    composer: Composer, order: Sequence[Block], tensor: int
+) -> dict[int, list[Mesh]]:
+    """Tensor groups by what they cost."""
+    found: dict[int, list[Mesh]] = {}
+    for block in order:
+        for mesh in composer.yard.meshes(block, tensor):
+            found.setdefault(mesh.key, []).append(mesh)
+    return found
 
 
 def _balanced(pipelines: tuple[Pipeline, ...]) -> Draft:

@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Iterable
 
+from hexijax.cluster import Cluster
 from hexijax.plan.checks import check
 from hexijax.plan.plan import Plan, PlanError, Prediction
 from hexijax.planner.baselines.draft import Composer, Sketch
@@ -59,7 +60,7 @@ class Finals:
         played: list[Plan] = []
         left = MOST_PLAYED
         for plan in plans[:FINALISTS]:
-            left -= _num_instructions(plan)
+            left -= _num_instructions(plan, self._judge.cluster)
             if left < 0:
                 break
             played.append(self._played(plan))
@@ -121,12 +122,21 @@ def _step_s(plan: Plan) -> float:
     return plan.prediction.step_s
 
 
-def _num_instructions(plan: Plan) -> int:
-    """What the simulator would play, roughly."""
-    members = len(plan.replicas)
-    moves = 2 * sum(
-        len(stage.segments) * (replica.microbatches + members)
+def _num_instructions(plan: Plan, cluster: Cluster) -> int:
+    """What the simulator would play, roughly: equal replicas are played once."""
+    unlike = {
+        (
+            replica.microbatches,
+            replica.microbatch_size,
+            *(
+                (cluster.device(s.devices[0]).kind, s.layers, s.lanes, s.tensor)
+                for s in replica.stages
+            ),
+        ): replica
         for replica in plan.replicas
+    }
+    return 2 * sum(
+        len(stage.segments) * (replica.microbatches + len(unlike))
+        for replica in unlike.values()
         for stage in replica.stages
     )
-    return moves
