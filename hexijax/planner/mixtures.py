@@ -34,6 +34,9 @@ of their own gain nothing from joining others."""
 FORMS_A_SIZE = 3
 """Ways to cut a replica of one size into meshes that are kept, fastest first."""
 
+JOINED_A_SIZE = 8
+"""The same of replicas of several classes, which have an order too."""
+
 NEAR = 0.005
 """A form that promises so little more is not fitted."""
 
@@ -172,7 +175,7 @@ class Mixtures:
         if reached < ALONE_IS_GOOD:
             for chosen in self._subsets():
                 joined = self._by_total(self._joined(chosen), least_devices)
-                self._climb(joined, setting, found)
+                self._climb(joined, setting, found, JOINED_A_SIZE)
         return found
 
     def _by_total(
@@ -194,13 +197,14 @@ class Mixtures:
         totals: Sequence[Sequence[Form]],
         setting: Setting,
         found: dict[Form, list[BatchOption]],
+        most: int = FORMS_A_SIZE,
     ) -> float:
         """Fits larger and larger replicas while a device's pace still grows."""
         best, worse = 0.0, 0
         for forms in totals:
             here, fitting = 0.0, 0
             for form in forms:
-                if fitting == FORMS_A_SIZE or self._ideal(form) < here * (1 + NEAR):
+                if fitting == most or self._ideal(form) < here * (1 + NEAR):
                     break
                 meshes = self.meshes(form)
                 fits = self._fitter.fits(meshes, setting) if meshes else ()
@@ -273,8 +277,10 @@ class Mixtures:
                     slot = Slot(at=at, devices=width, tensor=degree)
                     runs.append((slot,) * (share // width))
                 if all(runs):
-                    yield tuple(itertools.chain(*runs))
-                    yield tuple(itertools.chain(*reversed(runs)))
+                    few = len(runs) <= MAX_CLASSES_JOINED
+                    orders = itertools.permutations(runs) if few else (runs, runs[::-1])
+                    for order in orders:
+                        yield tuple(itertools.chain(*order))
 
     def _solve(
         self,

@@ -33,11 +33,12 @@ def neighbours(
                 for some in {len(group): group, 1: [first]}.values():
                     yield _replaced(layout, {r: changed[r] for r in some})
         yield from _pairs(layout, group)
+        yield from _reordered(layout, group)
     yield from _across(layout, list(members.values()))
     yield from _additions(layout, cluster, maker)
 
 
-NUM_WAYS = 12
+NUM_WAYS = 11
 """Of ``_inside``."""
 
 
@@ -66,13 +67,11 @@ def _inside(
             return [(*before, maker.mesh(devices, tensor), *after[1:])]
     if way == 7 and after:
         return [(*before, after[0], mesh, *after[1:])]
-    if way == 8 and len(meshes) > 2 and k == 0:
-        return [(*after, mesh)]
-    if way == 9 and after:
+    if way == 8 and after:
         return [(*before, mesh), after]
-    if way == 10 and len(meshes) > 1:
+    if way == 9 and len(meshes) > 1:
         return [(*before, *after)]
-    if way == 11 and k == 0:
+    if way == 10 and k == 0:
         return []
     return None
 
@@ -88,6 +87,31 @@ def _replaced(layout: Layout, changed: dict[int, list[Replica] | None]) -> Layou
         new = changed.get(r)
         result += [meshes] if new is None else new
     return tuple(result)
+
+
+def _reordered(layout: Layout, group: Sequence[int]) -> Iterator[Layout]:
+    """A stage moved to another place in its replica, or all sorted by what they are."""
+    first = layout[group[0]]
+    count = len(first)
+    if count < 3:
+        return
+    orders = [
+        sorted(range(count), key=lambda k: (sign * keys[k], k))
+        for keys in (
+            [float(mesh.shape.usable_memory_bytes) for mesh in first],
+            [float(mesh.shape_id) for mesh in first],
+        )
+        for sign in (1, -1)
+    ]
+    for k in range(count):
+        for at in range(count):
+            if abs(at - k) > 1:
+                order = [i for i in range(count) if i != k]
+                order.insert(at, k)
+                orders.append(order)
+    for order in orders:
+        changed = {r: [tuple(layout[r][k] for k in order)] for r in group}
+        yield _replaced(layout, {**changed})
 
 
 def _pairs(layout: Layout, group: Sequence[int]) -> Iterator[Layout]:

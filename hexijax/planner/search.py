@@ -9,7 +9,6 @@ microbatch counts. Effort is counted, never timed: equal input, equal plan, unle
 """
 
 import dataclasses
-import heapq
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -77,7 +76,7 @@ class Effort:
         if num_devices <= FEW:
             return cls(scored=20_000, played=24_000, refined=24_000)
         if num_devices <= 16:
-            return cls(scored=400, played=6_000, refined=6_000)
+            return cls(scored=600, played=20_000, refined=15_000)
         if num_devices <= 1024:
             return cls(scored=300, played=24_000, refined=16_000)
         return cls(scored=60, played=60_000, refined=30_000)
@@ -330,9 +329,11 @@ class _Search:
             return
         if len(self._cluster.devices) <= FEW:
             return
-        starts = heapq.nsmallest(
-            STARTS, self._scored.values(), key=lambda scored: scored.step_s
-        )
+        forms: dict[object, Scored] = {}
+        for scored in sorted(self._scored.values(), key=lambda scored: scored.step_s):
+            forms.setdefault(self._scorer.form(scored), scored)
+        starts = list(forms.values())[:STARTS]
+        walked: set[object] = set()
         for i, start in enumerate(starts):
             budget = self._scorer.count + self._effort.scored // len(starts)
             best = start
@@ -347,6 +348,15 @@ class _Search:
                         break
                     if self._options.use_all_devices and not self._uses_all(layout):
                         continue
+                    form = tuple(
+                        sorted(
+                            tuple((mesh.shape_id, mesh.node) for mesh in meshes)
+                            for meshes in layout
+                        )
+                    )
+                    if form in walked:
+                        continue
+                    walked.add(form)
                     scored = self._score(layout) if layout else None
                     if scored and scored.step_s < best.step_s * (1 - 1e-6):
                         best, improved = scored, True
