@@ -80,8 +80,8 @@ def rows(judged: Judged, events: dict[str, list[Use]], *, most: int) -> list[Row
         # Of equal replicas only one may have been played.
         its = events.get(name) or events.get(leader[name], ())
         kinds = sorted({event.what for event in its})
-        looks = [_looks([e for e in its if e.what == k], step_s) for k in kinds]
-        return cluster.device(name).kind, tuple(places[name]), tuple(looks)
+        shapes = [looks([e for e in its if e.what == k], step_s) for k in kinds]
+        return cluster.device(name).kind, tuple(places[name]), tuple(shapes)
 
     found = group(list(places), key)
     if len(found) <= most:
@@ -89,7 +89,7 @@ def rows(judged: Judged, events: dict[str, list[Use]], *, most: int) -> list[Row
     return [found[i * len(found) // most] for i in range(most)]
 
 
-def _looks(events: Sequence[Use], step_s: float) -> tuple[int, ...]:
+def looks(events: Sequence[Use], step_s: float) -> tuple[int, ...]:
     """Where events of one kind begin and end and how much they fill, as the eye can."""
     first_s, last_s = events[0].start_s, max(event.end_s for event in events)
     total_s = sum(event.end_s - event.start_s for event in events)

@@ -23,6 +23,7 @@ PARTS = {
 """Field of ``MemoryParts`` -> its name for people, and its colour."""
 
 MOST_ROWS = 40
+NOMINAL = "#b5b5b5"
 
 
 def draw_memory(judged: Judged) -> Figure:
@@ -55,8 +56,9 @@ def draw_memory(judged: Judged) -> Figure:
                 device.profile.nominal_memory_bytes,
             )
         )
-        axes.plot([usable, usable], [y - 0.45, y + 0.45], color="black", lw=1.4)
-        axes.plot([nominal, nominal], [y - 0.45, y + 0.45], color="#888888", lw=1.4)
+        ends = [y - 0.45, y + 0.45]
+        axes.plot([nominal, nominal], ends, color=NOMINAL, lw=3.5)
+        axes.plot([usable, usable], ends, color="black", lw=1.2)  # may be the same
     plain(axes)
     axes.set_yticks(
         range(len(shown)),
@@ -84,6 +86,6 @@ def _entries(memory: Iterable[MemoryParts]) -> list[Patch | Line2D]:
             for field, (words, colour) in PARTS.items()
             if any(getattr(parts, field) for parts in held)
         ),
-        Line2D([], [], color="black", lw=1.4, label="usable"),
-        Line2D([], [], color="#888888", lw=1.4, label="nominal"),
+        Line2D([], [], color="black", lw=1.2, label="usable"),
+        Line2D([], [], color=NOMINAL, lw=3.5, label="nominal"),
     ]

@@ -22,7 +22,7 @@ from hexijax.report.pictures.style import (
     plain,
     time_scale,
 )
-from hexijax.report.rows import Row, Use, merged, rows, uses_by_queue
+from hexijax.report.rows import Row, Use, looks, merged, rows, uses_by_queue
 from hexijax.report.words import seconds
 from hexijax.simulator import Cause
 from hexijax.simulator.tasks import What
@@ -38,11 +38,11 @@ def draw_timeline(judged: Judged) -> Figure:
     ways = _busiest_ways(judged, events)
     made = figure(1.5 + ROW_IN * (len(shown) + len(ways)))
     left, right = made.subplots(1, 2, width_ratios=(3.2, 1), sharey=True)
-    labels = [row.label for row in shown] + ways
+    labels = [row.label for row in shown] + [label for _, label in ways]
     for y, row in enumerate(shown):
         draw_row(left, y, events.get(row.devices[0], []), judged.step_s)
         _draw_parts(right, y, row, judged)
-    for y, way in enumerate(ways, len(shown)):
+    for y, (way, _) in enumerate(ways, len(shown)):
         draw_row(left, y, events[way], judged.step_s, height=0.5)
     dress(left, labels, judged.step_s, max(e.end_s for e in judged.timeline.events))
     left.set_title(
@@ -100,14 +100,22 @@ def _draw_parts(axes: Axes, y: float, row: Row, judged: Judged) -> None:
         at += part
 
 
-def _busiest_ways(judged: Judged, uses: Mapping[str, list[Use]]) -> list[str]:
-    """Ways of links that are in use the longest, if any."""
+def _busiest_ways(
+    judged: Judged, uses: Mapping[str, list[Use]]
+) -> list[tuple[str, str]]:
+    """Ways of links that are in use the longest, with labels; equal ones once."""
     used_s = {
         way: sum(use.end_s - use.start_s for use in uses.get(way, ()))
         for way in judged.timeline.link_bytes
     }
-    ways = sorted(used_s, key=lambda way: -used_s[way])
-    return [way for way in ways if used_s[way]][:MOST_WAYS]
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for way in sorted(used_s, key=lambda way: -used_s[way]):
+        if used_s[way]:
+            alike.setdefault(looks(uses[way], judged.step_s), []).append(way)
+    return [
+        (ways[0], ways[0] + (f" and {len(ways) - 1} more" if len(ways) > 1 else ""))
+        for ways in [*alike.values()][:MOST_WAYS]
+    ]
 
 
 def _patches(judged: Judged) -> list[Patch]:
