@@ -167,11 +167,8 @@ def _fullest_way(judged: Judged) -> tuple[str, int]:
 
 def _memory(limit: Limit) -> str:
     if limit.saves < 0.001:
-        return "memory costs nothing: what is recomputed hides beside waiting"
-    return (
-        f"memory costs {limit.saves:.1%}: with room for every activation nothing would "
-        "be computed twice"
-    )
+        return "memory costs nothing: with more of it the same plan is no faster"
+    return f"memory costs {limit.saves:.1%}: what does not fit is computed twice"
 
 
 def _unused(choices: Choices) -> str:
