@@ -46,6 +46,26 @@ NODES = {
 }
 
 
+def test_a_zero_bubble_pipeline_fits_and_is_shorter():
+    chain = make_chain(10, width=1024, rows=1024)
+    cluster = make_cluster([[("fast", 4)]], kinds=TWO_KINDS[:1])
+    options = PlanOptions(layers_per_stage=((3, 3, 3, 3),), grouping=Grouping.ONE)
+    plain, split = (
+        make_plan(
+            chain,
+            cluster,
+            batch_size=16,
+            options=dataclasses.replace(options, schedule=schedule),
+        )
+        for schedule in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
+    )
+    check(split, chain, cluster)
+    assert split.schedule is Schedule.ZERO_BUBBLE
+    assert plain.prediction is not None
+    assert split.prediction is not None
+    assert split.prediction.step_s < 0.95 * plain.prediction.step_s
+
+
 @pytest.mark.parametrize(
     ("nodes", "grouping"),
     [
