@@ -1,12 +1,18 @@
 """How many microbatches a stage holds at once, and the bytes they keep alive."""
 
+import dataclasses
 from collections.abc import Sequence
 
+from hexijax.cluster import DeviceProfile
 from hexijax.costs.compute import border_bytes_in
 from hexijax.costs.rates import SPLIT_SHARE
+from hexijax.costs.temp import TempKey, Temps, temp_factor
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program.schedules import Way, schedule_replica
+
+SAMPLE_BYTES = 12
+"""Beside each sample's arrays: its weight in float32, and the key it draws from."""
 
 BORDERS_IN_FLIGHT = 2
 """Of each border: one being used and one arriving."""
@@ -47,9 +53,36 @@ def _play(replica: Replica) -> list[int]:
     return peak
 
 
+def is_joined(schedule: Schedule, replica: Replica, stage: int, segment: int) -> bool:
+    """Whether forward and backward are one program, as `program.fuse` will find:
+    the loss's, where each microbatch's backward follows its forward."""
+    last = len(replica.stages) - 1
+    if stage != last or segment != len(replica.stages[last].segments) - 1:
+        return False
+    return live_microbatches(schedule, replica)[last] == 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Within:
+    """How programs of a stage's kind use memory."""
+
+    profile: DeviceProfile
+    """The kind."""
+
+    layers: Sequence[Layer]
+    """The chain's, with the figures of that kind."""
+
+    temps: Temps = dataclasses.field(default_factory=Temps)
+    """What was compiled before."""
+
+    joined: bool = False
+    """The stage's last segment runs forward and backward in one program, and keeps
+    nothing beside it."""
+
+
 def stage_activations(
     chain: Chain,
-    layers: Sequence[Layer],
+    within: Within,
     stage: Stage,
     samples: int,
     live: int,
@@ -57,25 +90,33 @@ def stage_activations(
 ) -> tuple[int, int]:
     """Bytes on one device: kept at full depth, and inside one segment's backward.
 
-    ``layers`` are the chain's, with the figures of the stage's kind. ``live``
-    microbatches wait for their backward, ``handed`` for its weight part.
+    ``live`` microbatches wait for their backward, ``handed`` for its weight part.
     """
-    kept = sum(
-        kept_bytes(chain, layer, policy, stage.dtype, stage.tensor, samples)
-        for layer, policy in zip(layers[slice(*stage.layers)], stage.remat, strict=True)
-    )
-    borders, transient = 0, 0
+    layers, last = within.layers, len(stage.segments) - 1
+    factor = temp_factor(within.profile)
+    kept = borders = transient = 0
     for g in range(len(stage.segments)):
         start, stop = stage.segment_layers(g)
         borders += enter_bytes(chain, start, stage.dtype, samples)
-        transient = max(
-            transient,
-            segment_transient_bytes(chain, layers, start, stop, stage, samples),
+        joined = within.joined and g == last
+        model = joined_transient_bytes if joined else segment_transient_bytes
+        key = TempKey.of(
+            within.profile,
+            layers[start:stop],
+            stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
+            dtype=stage.dtype,
+            tensor=stage.tensor,
+            samples=samples,
+            joined=joined,
         )
+        alive = model(chain, layers, start, stop, stage, samples)
+        transient = max(transient, within.temps.within_bytes(key, alive, factor))
+        if not joined:
+            kept += segment_kept_bytes(chain, layers, start, stop, stage, samples)
     edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
         chain, stage.layers[1], stage.dtype, samples
     )
-    batch = sum(array.num_bytes for array in chain.batch.values()) * samples
+    batch = batch_bytes(chain, *stage.layers, samples)
     flying = BORDERS_IN_FLIGHT * (edges + batch)
     late = sum(
         handed_bytes(chain, layer, stage.dtype, stage.tensor, samples)
@@ -83,6 +124,32 @@ def stage_activations(
     )
     depth = live * (kept + borders + batch) + handed * (late + batch)
     return depth + flying, transient
+
+
+def batch_bytes(chain: Chain, start: int, stop: int, samples: int) -> int:
+    """Batch arrays that a run of layers reads, with each sample's weight and key."""
+    names = {name for layer in chain.layers[start:stop] for name in layer.batch}
+    arrays = sum(chain.batch[name].num_bytes for name in names if name in chain.batch)
+    return (arrays + SAMPLE_BYTES) * samples
+
+
+def segment_kept_bytes(
+    chain: Chain,
+    layers: Sequence[Layer],
+    start: int,
+    stop: int,
+    stage: Stage,
+    samples: int,
+) -> int:
+    """What one microbatch keeps of a segment, its own input left out."""
+    policies = stage.remat[start - stage.layers[0] : stop - stage.layers[0]]
+    kept = sum(
+        kept_bytes(chain, layer, policy, stage.dtype, stage.tensor, samples)
+        for layer, policy in zip(layers[start:stop], policies, strict=True)
+    )
+    if policies[0] in layers[start].reads_input:
+        kept -= enter_bytes(chain, start, stage.dtype, samples)
+    return max(0, kept)
 
 
 def kept_bytes(
@@ -114,6 +181,15 @@ def most_handed(chain: Chain, layer: Layer) -> int:
     return int(operands * ITEM_BYTES[chain.dtype])
 
 
+def joined_bytes(
+    chain: Chain, layer: Layer, policy: Remat, dtype: str, tensor: int, samples: int
+) -> int:
+    """What a program of both directions keeps of a layer on one device."""
+    kept = min(layer.joined_bytes, layer.activation_bytes[policy])
+    whole = border_bytes_in(chain, kept * samples, dtype)
+    return int(whole * (1 - SPLIT_SHARE + SPLIT_SHARE / tensor)) + 1
+
+
 def enter_bytes(chain: Chain, layer: int, dtype: str, samples: int) -> int:
     """What crosses the border before a layer."""
     if not 0 < layer < len(chain.layers):
@@ -131,11 +207,32 @@ def segment_transient_bytes(
 ) -> int:
     """One layer in full (recomputed, or its cotangents), and the segment's gradients
     before they are added to the accumulators."""
-    grads = sum(layer_params(chain, stage.tensor)[start:stop]) * ITEM_BYTES[stage.dtype]
+    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
     return grads + max(
         working_bytes(chain, layers[i], stage.dtype, stage.tensor, samples)
         for i in range(start, stop)
     )
+
+
+def joined_transient_bytes(
+    chain: Chain,
+    layers: Sequence[Layer],
+    start: int,
+    stop: int,
+    stage: Stage,
+    samples: int,
+) -> int:
+    """The same of a program of both directions: what it keeps is its own affair, and
+    the layer that is in full was kept in part before."""
+    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
+    of = stage.dtype, stage.tensor, samples
+    kept = [
+        joined_bytes(chain, layers[i], stage.remat[i - stage.layers[0]], *of)
+        for i in range(start, stop)
+    ]
+    full = [working_bytes(chain, layer, *of) for layer in layers[start:stop]]
+    more = (max(0, a - b) for a, b in zip(full, kept, strict=True))
+    return grads + sum(kept) + max(more)
 
 
 def working_bytes(
@@ -144,6 +241,28 @@ def working_bytes(
     """What a layer's own backward has alive beside what was kept for it."""
     border = border_bytes_in(chain, layer.border_bytes * samples, dtype)
     return kept_bytes(chain, layer, Remat.NONE, dtype, tensor, samples) + 2 * border
+
+
+def held_bytes(
+    chain: Chain, layers: tuple[int, int], tensor: int, dtype: str
+) -> tuple[int, int]:
+    """Of some layers' parameters on one device: as handed, and as float32 gradients.
+
+    A leaf that one of them is handed uncast is held as it is for all of them.
+    """
+    uses = chain.layers[slice(*layers)]
+    names = {name for layer in uses for name in layer.groups}
+    uncast = {leaf for layer in uses for leaf in layer.uncast}
+    handed = grads = 0
+    for group in chain.groups:
+        if group.name not in names:
+            continue
+        for leaf in group.leaves:
+            size = leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
+            item = ITEM_BYTES[leaf.dtype if leaf.id in uncast else dtype]
+            handed += size * item
+            grads += size * ITEM_BYTES["float32"]
+    return handed, grads
 
 
 def layer_params(chain: Chain, tensor: int) -> Sequence[int]:

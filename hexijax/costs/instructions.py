@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
+from hexijax.costs.activations import is_joined
 from hexijax.costs.borders import OURS, Border, Carriage, border
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
@@ -21,7 +22,6 @@ from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
-from hexijax.program.fuse import is_joined
 from hexijax.program.program import (
     HOST,
     Agree,
@@ -235,7 +235,10 @@ class PlanCosts:
     def _segment_s(self, place: Place, segment: int, forward: bool) -> float:
         """One microbatch's forward or backward of a segment."""
         stage, times = self._stages[place], self.layer_times(place)
-        joined = is_joined(self._plan, place, segment)
+        replica = self._replica(place)
+        joined = is_joined(
+            self._plan.schedule, replica, int(place.split(".s")[1]), segment
+        )
         return CALL_S + sum(
             time.forward(policy, joined=joined)
             if forward

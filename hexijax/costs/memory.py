@@ -15,12 +15,16 @@ from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import (
+    Within,
     handed_microbatches,
+    held_bytes,
+    is_joined,
     live_microbatches,
     stage_activations,
 )
 from hexijax.costs.compute import fused_attention
-from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Layer, Leaf
+from hexijax.costs.temp import Temps
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
@@ -92,6 +96,7 @@ def plan_memory(
     *,
     moments: int = MOMENTS,
     whole_leaves: bool = False,
+    temps: Temps | None = None,
 ) -> dict[str, MemoryParts]:
     """The parts of every device the plan names, homes of state included.
 
@@ -101,6 +106,7 @@ def plan_memory(
       cluster: kinds of the stages' devices: what attention they run.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+      temps: what compiled segments were seen to need; it overrules the model.
     """
     found: dict[str, MemoryParts] = {}
 
@@ -112,11 +118,15 @@ def plan_memory(
         live = live_microbatches(plan.schedule, replica)
         handed = handed_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
-            fused = fused_attention(
-                cluster.device(stage.devices[0]).profile, stage.dtype
+            profile = cluster.device(stage.devices[0]).profile
+            fused = fused_attention(profile, stage.dtype)
+            within = Within(
+                profile=profile,
+                layers=chain.layers_under(fused_attention=fused),
+                temps=temps or Temps(),
+                joined=is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
             )
-            layers = chain.layers_under(fused_attention=fused)
-            parts = stage_parts(chain, layers, replica, stage, live[s], handed[s])
+            parts = stage_parts(chain, within, replica, stage, live[s], handed[s])
             add(stage.devices, parts)
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(_devices(plan, place), parts)
@@ -125,24 +135,19 @@ def plan_memory(
 
 def stage_parts(
     chain: Chain,
-    layers: Sequence[Layer],
+    within: Within,
     replica: Replica,
     stage: Stage,
     live: int,
     handed: int = 0,
 ) -> MemoryParts:
-    """A device of a stage without the state it is home of.
-
-    ``layers`` are the chain's, with the figures of the stage's kind.
-    """
-    groups = stage_groups(chain, stage.layers)
-    params = sum(shard_size(group, stage.tensor) for group in groups)
-    kept, transient = stage_activations(
-        chain, layers, stage, replica.microbatch_size // stage.lanes, live, handed
-    )
+    """A device of a stage without the state it is home of."""
+    params, grads = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
+    samples = replica.microbatch_size // stage.lanes
+    kept, transient = stage_activations(chain, within, stage, samples, live, handed)
     return MemoryParts(
-        params_bytes=params * ITEM_BYTES[stage.dtype],
-        grads_bytes=params * GRAD_BYTES,
+        params_bytes=params,
+        grads_bytes=grads,
         activations_bytes=kept,
         transient_bytes=transient,
     )

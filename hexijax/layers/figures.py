@@ -37,6 +37,7 @@ class Figures:
     border_whole_bytes: int
     joined_bytes: int
     handed_bytes: int
+    reads_input: tuple[Remat, ...]
 
 
 def layer_figures(model: "TracedModel", layer: int) -> Figures:
@@ -86,11 +87,12 @@ def _measure(
     whole = [v for v in border if not jaxprs.is_float(v.aval)]
     entry = sum(jaxprs.num_bytes(v.aval) for v in model.layering.borders[layer])
 
+    segments = {remat: model.segment(layer, layer + 1, (remat,)) for remat in Remat}
+    reading = tuple(r for r, segment in segments.items() if segment.reads_act)
+
     def kept_bytes(remat: Remat) -> int:
-        segment = model.segment(layer, layer + 1, (remat,))
-        kept = sum(map(jaxprs.num_bytes, segment.residuals))
-        # What came in over the border stays until the backward, whoever holds it.
-        return _each(kept + entry, samples)
+        kept = sum(map(jaxprs.num_bytes, segments[remat].residuals))
+        return _each(kept + (entry if remat in reading else 0), samples)
 
     def handed_bytes(remat: Remat) -> int:
         split = model.segment(layer, layer + 1, (remat,)).split
@@ -110,6 +112,7 @@ def _measure(
         handed_bytes=max(map(handed_bytes, Remat)),
         border_whole_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in whole), samples),
         joined_bytes=_each(joined + entry, samples),
+        reads_input=reading,
     )
 
 

@@ -94,7 +94,7 @@ class Layer:
 
     activation_bytes: Mapping[Remat, int]
     """Bytes kept from forward to backward under each remat policy, weights left out,
-    where the two are programs of their own."""
+    where the two are programs of their own. Its input counts where it is read."""
 
     joined_bytes: int
     """Bytes kept under remat none where both are one program: what products read and
@@ -107,6 +107,13 @@ class Layer:
     handed_bytes: int | None = None
     """Bytes that the input part of a split backward hands to its weight part; None: not
     known, `costs.activations` has a bound."""
+
+    reads_input: tuple[Remat, ...] = tuple(Remat)
+    """Policies under which its backward reads its input as it came."""
+
+    uncast: tuple[str, ...] = ()
+    """Ids of leaves it is handed in their own dtype: tables, whose rows are looked up
+    before they are cast."""
 
     fused: "Layer | None" = None
     """The same layer under cuDNN's fused attention, which neither keeps nor moves the
@@ -130,6 +137,8 @@ class Layer:
             **data,
             "groups": tuple(data["groups"]),
             "batch": tuple(data["batch"]),
+            "reads_input": tuple(map(Remat, data["reads_input"])),
+            "uncast": tuple(data["uncast"]),
             "products": tuple(Product(**p) for p in data["products"]),
             "activation_bytes": kept,
             "fused": None if data["fused"] is None else cls.from_json(data["fused"]),

@@ -121,6 +121,12 @@ class Segment:
         return self._trace.residuals
 
     @property
+    def reads_act(self) -> bool:
+        """Whether the backward reads arrays of the first border as they came."""
+        act = len(self._trace.forward.jaxpr.invars) - len(self.border_in)
+        return any(at >= act for at in self._trace.given.values())
+
+    @property
     def backward_program(self) -> core.ClosedJaxpr:
         """(all residuals, seeds) -> gradients: for counting."""
         return self._trace.backward

@@ -224,10 +224,12 @@ class TracedModel:
             for v, name in equations.batch.items()
         }
         figures = [layer_figures(self, i) for i in range(len(layering))]
+        dtype = compute_dtype(equations)
         layers = tuple(
             Layer(
                 name=name,
                 groups=tuple(group.name for group, _ in layering.groups_of(i, i + 1)),
+                uncast=self._uncast(i, dtype),
                 **vars(figures[i]),
             )
             for i, name in enumerate(layering.names)
@@ -237,9 +239,15 @@ class TracedModel:
             layers=layers,
             groups=groups,
             batch=batch,
-            dtype=compute_dtype(equations),
+            dtype=dtype,
             notes=(*self.notes, *layering.notes, *_unused_note(groups)),
         )
+
+    def _uncast(self, layer: int, dtype: str) -> tuple[str, ...]:
+        """Leaves that a layer is handed in another dtype than the products'."""
+        segment = self.segment(layer, layer + 1, (Remat.NONE,))
+        handed = zip(segment.leaves, segment.param_dtypes, strict=True)
+        return tuple(leaf.id for leaf, held in handed if held != dtype)
 
 
 def _unused_note(groups: Sequence[Group]) -> list[str]:

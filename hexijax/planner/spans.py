@@ -19,6 +19,8 @@ from hexijax.costs.activations import (
     BORDERS_IN_FLIGHT,
     enter_bytes,
     handed_bytes,
+    held_bytes,
+    joined_bytes,
     kept_bytes,
     layer_params,
     working_bytes,
@@ -26,6 +28,7 @@ from hexijax.costs.activations import (
 from hexijax.costs.compute import MeshShape, layer_times
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alone_bytes, flying_bytes
 from hexijax.costs.rates import CALL_S
+from hexijax.costs.temp import temp_factor
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
 from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
@@ -72,6 +75,11 @@ class LayerArrays:
         layers = chain.layers_under(fused_attention=mesh.fused_attention)
         times = layer_times(chain, mesh, samples)
         self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
+        self.temp_factor = temp_factor(mesh.profile)
+        held = [
+            held_bytes(chain, (i, i + 1), tensor, dtype)[0] for i in range(len(layers))
+        ]
+        self.held_L = np.array(held, float)
         self.params_L = np.array(layer_params(chain, tensor), float)
         self.whole_params_L = np.array(layer_params(chain, 1), float)
         self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
@@ -87,6 +95,12 @@ class LayerArrays:
             ],
             float,
         )
+        # In the loss's own segment it is alive in one program, and once.
+        joined = [
+            [joined_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
+            for p in remat
+        ]
+        self.joined_PL = np.array(joined, float)
         self.working_L = np.array(
             [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
         )
@@ -105,7 +119,7 @@ def all_fits(arrays: LayerArrays, load: Load) -> bool:
     """Whether every run of layers fits under the first policy, the whole chain too."""
     item, lanes = arrays.item_bytes, arrays.lanes
     params = float(arrays.params_L.sum())
-    resident = params * (item + GRAD_BYTES)
+    resident = float(arrays.held_L.sum()) + params * GRAD_BYTES
     resident += (
         float(arrays.whole_params_L.sum())
         / load.state_devices
@@ -128,7 +142,8 @@ def all_fits(arrays: LayerArrays, load: Load) -> bool:
     )
     depth += load.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
     depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
-    depth += params * item + float(arrays.working_L.max())
+    within = float(arrays.held_L.sum()) + float(arrays.working_L.max())
+    depth += arrays.temp_factor * within
     return resident + flying + depth <= load.budget_bytes
 
 
@@ -140,6 +155,18 @@ class SpanTable:
         self._params_S = _sums(arrays.params_L)
         self.fixed_FS = _fixed_bytes(arrays, load)
         self._kept_PS = _sums(arrays.kept_PL)
+        # Runs up to the loss that are one segment: both ways in one program.
+        one_F = _num_segments(len(arrays.params_L), load)[:, -1] == 1
+        self._one_F = one_F & (load.live == 1)
+        self._joined_PS, self._more_PF = None, np.zeros((0, 0))
+        if self._one_F.any():
+            factor = arrays.temp_factor
+            self._joined_PS = _sums(arrays.joined_PL) * factor
+            # Its layer in full was kept in part before: that part counts once.
+            part_PL = np.maximum(arrays.working_L - arrays.joined_PL, 0)
+            part_PF = np.array([_span_max(part_L)[:, -1] for part_L in part_PL])
+            full_F = _span_max(arrays.working_L)[:, -1]
+            self._more_PF = factor * (part_PF - full_F)
         self._policy_FS, self._count_FS, fits_FS = self._choose()
         seconds_FS = self._seconds(arrays)
         self.seconds_FS: Float[np.ndarray, "layers stops"] = np.where(
@@ -164,6 +191,11 @@ class SpanTable:
 
     def least_bytes(self, first: int, stop: int) -> int:
         """What one device needs for these layers under the smallest policy."""
+        to_the_loss = stop == len(self._one_F)
+        if self._joined_PS is not None and to_the_loss and self._one_F[first]:
+            joined = self._joined_PS[-1, stop] - self._joined_PS[-1, first]
+            more = self._more_PF[-1, first]
+            return int(self.fixed_FS[first, stop] + joined + more)
         kept = self._kept_PS[-1, stop] - self._kept_PS[-1, first]
         return int(self.fixed_FS[first, stop] + self._load.live * kept)
 
@@ -201,7 +233,13 @@ class SpanTable:
         self, policy: int, count_FS: Int[np.ndarray, "layers stops"]
     ) -> Float[np.ndarray, "layers stops"]:
         """Bytes kept by live microbatches if ``count`` layers take the policy."""
-        return self._load.live * _two_policies(self._kept_PS, policy, count_FS)
+        need_FS = self._load.live * _two_policies(self._kept_PS, policy, count_FS)
+        if self._joined_PS is not None:
+            joined_FS = _two_policies(self._joined_PS, policy, count_FS)
+            more_F = self._more_PF[max(policy - 1, 0) : policy + 1].max(axis=0)
+            need_F = joined_FS[:, -1] + more_F
+            need_FS[:, -1] = np.where(self._one_F, need_F, need_FS[:, -1])
+        return need_FS
 
     def _seconds(self, arrays: LayerArrays) -> Float[np.ndarray, "layers stops"]:
         added_s_PS, joined_s_PS = map(_sums, (arrays.added_s_PL, arrays.joined_s_PL))
@@ -209,9 +247,10 @@ class SpanTable:
         seconds_FS += 2 * CALL_S * _num_segments(len(arrays.seconds_L), self._load)
         for policy in range(len(self._load.remat)):
             added_FS = _two_policies(added_s_PS, policy, self._count_FS)
-            if self._load.per_segment is None:
+            if self._joined_PS is not None:
                 joined_FS = _two_policies(joined_s_PS, policy, self._count_FS)
-                added_FS[:, -1] = joined_FS[:, -1]
+                added_F = added_FS[:, -1]
+                added_FS[:, -1] = np.where(self._one_F, joined_FS[:, -1], added_F)
             seconds_FS += np.where(self._policy_FS == policy, added_FS, 0.0)
         return seconds_FS
 
@@ -222,9 +261,11 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
     params_FS = _span_sums(arrays.params_L)
     largest_FS = _span_max(arrays.params_L)
     state_FS = _span_sums(arrays.whole_params_L) / load.state_devices
-    segment_FS = params_FS
+    held_FS = _span_sums(arrays.held_L)
+    segment_FS = held_FS
     if load.per_segment is not None:
-        segment_FS = np.minimum(params_FS, largest_FS * load.per_segment)
+        most_FS = _span_max(arrays.held_L) * load.per_segment
+        segment_FS = np.minimum(held_FS, most_FS)
     enter_L = arrays.enter_S[:-1]
     borders_FS = _num_segments(len(enter_L), load) * _span_max(enter_L)
     edges_FS = arrays.enter_S[:-1, None] + arrays.enter_S[None, :]
@@ -232,8 +273,7 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
         load.live * (borders_FS + arrays.batch_bytes)
         + load.handed * (_span_sums(arrays.handed_L) + arrays.batch_bytes)
         + BORDERS_IN_FLIGHT * (edges_FS + arrays.batch_bytes)
-        + segment_FS * item
-        + _span_max(arrays.working_L)
+        + arrays.temp_factor * (segment_FS + _span_max(arrays.working_L))
     )
     # A bucket's boxes at home, of which no device has more than its whole gradient.
     limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
@@ -244,7 +284,7 @@ def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers s
         home_FS = bucket_FS / load.state_devices
         home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
         flying_FS = home_FS * home + bucket_FS * shard
-    resident_FS = params_FS * (item + GRAD_BYTES)
+    resident_FS = held_FS + params_FS * GRAD_BYTES
     resident_FS += state_FS * STATE_BYTES * (1 + load.moments)
     return resident_FS + depth_FS + flying_FS
 

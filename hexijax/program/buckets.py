@@ -14,10 +14,10 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
 
 ALONE_SIZE = 2**28
-"""Most parameters of a bucket that one stage uses: no other's copies arrive."""
+"""Most parameters of a bucket that one stage uses and is home of: no copies arrive."""
 
 SHARED_SIZE = 2**26
-"""Most of one that several use: each user's gradient is copied to the homes."""
+"""Most of any other: each user's gradient is copied to the homes."""
 
 
 def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
@@ -32,7 +32,7 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
         stages = {place for place, _ in users}
         key = (users, _share(plan, group))
         at = open_at.get(key)
-        limit = ALONE_SIZE if len(stages) == 1 else SHARED_SIZE
+        limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
         if at is None or sum(g.size for g in found[at]) + group.size > limit:
             open_at[key] = len(found)
             found.append([group])
@@ -61,10 +61,19 @@ def _users(plan: Plan, group: Group) -> tuple[tuple[Place, int], ...]:
     )
 
 
-def _share(plan: Plan, group: Group) -> int | None:
-    """Index of the state share that names the group."""
-    named = [i for i, share in enumerate(plan.state) if group.name in share.groups]
-    return named[-1] if named else None
+def _share(plan: Plan, group: Group, *, everywhere: bool = False) -> int | None:
+    """Index of the state share that names the group; ``everywhere``: or all groups."""
+    wanted = {group.name, "*"} if everywhere else {group.name}
+    own = [i for i, share in enumerate(plan.state) if group.name in share.groups]
+    named = [i for i, share in enumerate(plan.state) if wanted & set(share.groups)]
+    return (own or named or [None])[-1]
+
+
+def _is_alone(plan: Plan, group: Group, stages: set[Place]) -> bool:
+    """Whether one stage uses a group and holds its state: nothing is copied then."""
+    share = _share(plan, group, everywhere=True)
+    homes = set(plan.state[share].shares) if share is not None else set[Place]()
+    return len(stages) == 1 and homes <= stages
 
 
 def _joined(groups: list[Group]) -> Group:

@@ -9,7 +9,7 @@ is done where the Forward stands.
 
 from collections.abc import Mapping
 
-from hexijax.plan.plan import Place, Plan, Schedule
+from hexijax.plan.plan import Place
 from hexijax.program.program import Backward, Forward, Kind, Part, Program
 
 Key = tuple[Place, int]
@@ -35,15 +35,6 @@ def fused_segments(program: Program) -> set[Key]:
         if last and all(pairs):
             fused |= {(place, segment) for segment in last}
     return fused
-
-
-def is_joined(plan: Plan, place: Place, segment: int) -> bool:
-    """What ``fused_segments`` will find, told from the plan alone."""
-    replica = plan.replicas[int(place[1:].split(".s")[0])]
-    stage = plan.stage(place)
-    is_last = stage is replica.stages[-1] and segment == len(stage.segments) - 1
-    one_by_one = plan.schedule in (Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE)
-    return is_last and (one_by_one or replica.microbatches == 1)
 
 
 def fused_pairs(program: Program) -> Pairs:

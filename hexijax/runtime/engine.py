@@ -47,7 +47,13 @@ from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
 from hexijax.runtime.results import StepResult
-from hexijax.runtime.segments import Compiler, Progress, lane_arrays, zeros
+from hexijax.runtime.segments import (
+    Compiled,
+    Compiler,
+    Progress,
+    lane_arrays,
+    zeros,
+)
 
 
 class Engine:
@@ -101,7 +107,9 @@ class Engine:
         self.groups = self._make_groups()
         compiler = Compiler(self.layout, progress)
         self._add(compiler, self.program, grad=True)
-        self._executor = Executor(self.program, self._parts(self.program, compiler))
+        parts = self._parts(self.program, compiler)
+        self.segments: Mapping[tuple[Place, int], Compiled] = parts.segments
+        self._executor = Executor(self.program, parts)
         self._evaluator: Executor | None = None
         self._batch: Mapping[str, np.ndarray] = {}
         self._seeds: dict[Place, jax.Array] = {}

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from hexijax.costs.activations import (
+    Within,
     handed_microbatches,
     live_microbatches,
     stage_activations,
@@ -22,7 +23,7 @@ from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program.program import Backward, Kind, Part
 from hexijax.program.text import by_stage
 from hexijax.runtime.executor import Executor
-from tests.laws.cases import BATCH_SIZE, Case, chain, check, run
+from tests.laws.cases import BATCH_SIZE, Case, chain, check, cluster, run
 from tests.laws.law_models import Shape
 from tests.laws.test_exactness import by_hand
 
@@ -92,7 +93,12 @@ def test_parts_give_the_plain_numbers_within_the_promise(monkeypatch: Any):
     handed = handed_microbatches(case.plan.schedule, replica)
     for (place, stage), now, late in zip(case.plan.stages(), live, handed, strict=True):
         samples = replica.microbatch_size // stage.lanes
-        kept, _ = stage_activations(layers, layers.layers, stage, samples, now, late)
+        within = Within(
+            profile=cluster().device(stage.devices[0]).profile,
+            layers=layers.layers,
+            joined=stage is replica.stages[-1],
+        )
+        kept, _ = stage_activations(layers, within, stage, samples, now, late)
         assert 0.4 * kept <= peaks[place] <= kept, place
 
 

@@ -119,6 +119,7 @@ def check_layer(layer: Layer, other: Layer) -> None:
     """A layer by formula, and the same of a trace."""
     assert (layer.name, layer.groups) == (other.name, other.groups)
     assert set(layer.batch) == set(other.batch)
+    assert (layer.uncast, layer.reads_input) == (other.uncast, other.reads_input)
     assert layer.border_bytes == pytest.approx(other.border_bytes, rel=0.1)
     assert layer.joined_bytes == pytest.approx(other.joined_bytes, rel=0.1)
     for policy in Remat:

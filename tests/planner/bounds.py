@@ -11,6 +11,7 @@ import functools
 import itertools
 
 from hexijax.cluster import Cluster
+from hexijax.costs.activations import Within
 from hexijax.costs.compute import MeshShape, layer_times
 from hexijax.costs.links import slowest_link
 from hexijax.costs.memory import GRAD_BYTES, stage_parts
@@ -121,9 +122,12 @@ class Bounds:
         replica = Replica(
             stages=(stage,), microbatches=live, microbatch_size=size, samples=size
         )
-        return stage_parts(
-            self._chain, self._chain.layers, replica, stage, live
-        ).total_bytes
+        within = Within(
+            profile=self._cluster.device(mesh.devices[0]).profile,
+            layers=self._chain.layers,
+            joined=live == 1 and layers[1] == len(self._chain.layers),
+        )
+        return stage_parts(self._chain, within, replica, stage, live).total_bytes
 
     def _room(self, mesh: Mesh) -> int:
         return min(self._cluster.device(d).usable_memory_bytes for d in mesh.devices)

@@ -62,3 +62,18 @@ def test_a_full_bucket_ends(limit: str, replicas: int, monkeypatch: pytest.Monke
     assert sizes == [2, 2, 1]
     monkeypatch.setattr(module, limit, 1)
     assert [len(b.layers) for b in buckets(plan, make_chain(5))] == [1] * 5
+
+
+def test_a_bucket_whose_state_lies_elsewhere_is_a_shared_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(module, "SHARED_SIZE", 2 * (64 * 64 + 64))
+    stages = (make_stages([5]), 1)
+
+    def sizes(home: str) -> list[int]:
+        share = StateShare(groups=("*",), shares={Place(home): 1.0})
+        plan = make_plan(stages, state=(share,))
+        return [len(b.layers) for b in buckets(plan, make_chain(5))]
+
+    assert sizes("store/0") == [2, 2, 1]
+    assert sizes("r0.s0") == [5]

@@ -223,6 +223,14 @@ def _chain(
     if "labels" in batch:
         reads = {0: ("images",), last: ("labels",)}
 
+    # Rows are looked up first and cast then.
+    tables = tuple(
+        leaf.id
+        for group in groups
+        for leaf in group.leaves
+        if leaf.name in leaves.LOOKED_UP and "tokens" in batch
+    )
+
     def layer(i: int, cost: Costs) -> Layer:
         border = family.last_border if i == last - 1 else "TD"
         return _layer(
@@ -232,6 +240,7 @@ def _chain(
             dtype,
             groups=tuple(group.name for group in groups if i in group.layers),
             batch=reads.get(i, ()),
+            uncast=tables if i == 0 and dtype != "float32" else (),
             border="" if i == last else border,
             fused_attention=fused_attention,
         )
@@ -324,6 +333,7 @@ def _layer(
     *,
     groups: tuple[str, ...],
     batch: tuple[str, ...],
+    uncast: tuple[str, ...],
     border: str,
     fused_attention: bool,
 ) -> Layer:
@@ -332,12 +342,15 @@ def _layer(
         kept = {Remat.NONE: cost.kept, Remat.DOTS: cost.dots, Remat.FULL: cost.full}
         # Equal figures come of equal work: what a signature promises.
         kind = name.split("/")[0]
+        reading = tuple(Remat) if cost.reads_input else (Remat.DOTS, Remat.FULL)
         shape = " ".join(f"{letter}{size}" for letter, size in sorted(sizes.items()))
         return Layer(
             name=name,
             signature=f"{kind} {dtype}{' fused' * is_fused} {shape} -> {border}",
             groups=groups,
             batch=batch,
+            uncast=uncast,
+            reads_input=() if kind == "embed" else reading,
             forward_flops=total(cost.forward, sizes),
             backward_flops=total(cost.backward, sizes),
             products=_products(cost, sizes, is_fused),

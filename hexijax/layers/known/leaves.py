@@ -55,6 +55,9 @@ LLAMA: Rows = (
     ("ff/down/kernel", "FD", 0),
 )
 
+LOOKED_UP = ("embed/embedding", "positions", "token_types/embedding")
+"""What a layer reads rows of."""
+
 TABLE: Rows = (("embed/embedding", "VD", 0),)
 POSITIONS: Rows = (("positions", "XD", None),)
 BERT_EMBED: Rows = (

@@ -73,3 +73,6 @@ class Costs:
 
     joined: Bytes
     """Kept without remat where forward and backward are one program."""
+
+    reads_input: bool = False
+    """Its backward reads its input without remat too: no norm stands before it."""
