@@ -135,13 +135,15 @@ def choose(
             continue  # it does not hold the model: no rival
         if found and not chooser.cut_short:
             alone.append(found.best)
-    everyone, refused = None, ""
+    full = [judged for judged in first.next_best if not judged.unused]
+    refused = ""
     if first.best.unused:
         try:
             found = chooser.search(ALL, everyone=True)
-            everyone = found.best if found else None
+            full += [found.best] if found else []
         except PlanError as error:
             refused = str(error)
+    everyone = min(full, key=lambda judged: judged.step_s, default=None)
     rivals = [first.best, *first.next_best, *alone, *([everyone] if everyone else [])]
     ours = min(rivals, key=lambda judged: judged.step_s)
     if ours is not first.best:
