@@ -326,6 +326,7 @@ class Mixtures:
         solver = cp_model.CpSolver()
         solver.parameters.max_deterministic_time = EFFORT
         solver.parameters.num_workers = 1
+        solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for good
         solver.parameters.random_seed = 0
         status = solver.solve(model)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -71,11 +71,11 @@ def verdict(choices: Choices) -> str:
         return (
             f"{len(cluster.devices)} equal {short}s: nothing to mix; {_of_bound(ours)}"
         )
+    if choices.cut_short and (best is None or (ours.unused and not choices.everyone)):
+        return f"interrupted before mixing was compared; {_of_bound(ours)}"
     if ours.unused:
         return _leave_out(choices)
     if best is None:
-        if choices.cut_short:
-            return f"every device is used; {_of_bound(ours)}"
         return "mixing makes it fit: no kind and no node holds the model alone"
     gain = best.step_s / ours.step_s
     joins = "mixing gives" if len(kinds) > 1 else f"{len(cluster.nodes)} nodes give"
@@ -127,8 +127,7 @@ def _leave_out(choices: Choices) -> str:
         gain = best.step_s / ours.step_s
         rest = f"; the others give {gain:.2f}x over {alone_name(best)}"
     if everyone is None:
-        why = "" if choices.cut_short else f": no plan with all {_count(ours)} fits"
-        return f"leave {names} out{why}{rest}"
+        return f"leave {names} out: no plan with all {_count(ours)} fits{rest}"
     cost = everyone.step_s / ours.step_s - 1
     if cost < 0.005:
         return f"leave {names} out: {pronoun} would gain nothing{rest}"

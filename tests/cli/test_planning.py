@@ -112,6 +112,20 @@ def test_explain_and_simulate_a_plan_without_jax(saved):
     assert (saved.parent / "toy" / "trace.json").is_file()
 
 
+def test_ctrl_c_still_works_after_a_search(saved):
+    """CP-SAT, left alone, would put the system's own handler in Python's place."""
+    code = (
+        "import signal; from hexijax.cli.main import main; "
+        f"assert main(['compare', {str(saved)!r}, '--out', {str(saved.parent)!r}]) == 0"
+        "\ntry: signal.raise_signal(signal.SIGINT)"
+        "\nexcept KeyboardInterrupt: print('caught')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.endswith("caught\n"), done.stderr
+
+
 def test_whatif_tells_money_time_and_worth(saved, capsys):
     prices = saved.parent / "prices.toml"
     prices.write_text("[usd_per_hour]\nfast = 3.0\nslow = 1\n")

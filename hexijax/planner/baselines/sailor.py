@@ -205,6 +205,7 @@ def _solve(
     model.maximize(replicas)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for good
     solver.parameters.max_deterministic_time = 0.05
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
