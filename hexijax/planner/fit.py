@@ -94,6 +94,7 @@ class Fitter:
         self._chain = chain
         self._cluster = cluster
         self._options = options
+        self._schedule = options.schedule or Schedule.ONE_F_ONE_B
         self._arrays: dict[tuple[int, int], LayerArrays] = {}
         self._tables: dict[object, SpanTable] = {}
         self._helds: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
@@ -183,7 +184,7 @@ class Fitter:
             stage_s,
             self._borders_s(meshes, spans, size),
             num_sets,
-            bounded=self._options.schedule is not Schedule.GPIPE,
+            bounded=self._schedule is not Schedule.GPIPE,
         )
         return Fitted(
             spans=spans,
@@ -220,7 +221,7 @@ class Fitter:
 
     def rounds(self, meshes: Sequence[Mesh]) -> int:
         """Stages each mesh holds."""
-        interleaved = self._options.schedule is Schedule.INTERLEAVED
+        interleaved = self._schedule is Schedule.INTERLEAVED
         return self._options.rounds if interleaved and len(meshes) > 1 else 1
 
     def tables(
@@ -279,7 +280,7 @@ class Fitter:
         """Microbatches that wait in each stage for their backward, and for its weight
         part, were all the batch this replica's."""
         most = min(asked, 4 * len(meshes))  # only GPipe has more alive at once
-        if self._options.schedule is Schedule.GPIPE:
+        if self._schedule is Schedule.GPIPE:
             most = asked
         key = (len(meshes), most, sharing)
         if key not in self._helds:
@@ -289,8 +290,8 @@ class Fitter:
                 microbatch_size=1,
                 samples=most,
             )
-            live = live_microbatches(self._options.schedule, replica)
-            late = handed_microbatches(self._options.schedule, replica)
+            live = live_microbatches(self._schedule, replica)
+            late = handed_microbatches(self._schedule, replica)
             self._helds[key] = [*zip(map(_rounded, live), late, strict=True)]
         return self._helds[key]
 

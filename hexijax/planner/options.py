@@ -27,8 +27,9 @@ class Grouping(enum.StrEnum):
 class PlanOptions:
     """What the search may do."""
 
-    schedule: Schedule = Schedule.ONE_F_ONE_B
-    """Order of the microbatches."""
+    schedule: Schedule | None = None
+    """Order of the microbatches; None: 1F1B, and where it is faster interleaved or
+    zero-bubble."""
 
     rounds: int = 2
     """Stages a device set holds under ``interleaved``."""

@@ -20,7 +20,7 @@ from hexijax.costs.links import all_reduce_s, way_bytes_per_s
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
-from hexijax.plan.plan import Plan, Replica
+from hexijax.plan.plan import Plan, Replica, Schedule
 from hexijax.planner.batches import BatchShare, end_s, split_batch
 from hexijax.planner.exposed import Piece, exposed_s, pieces
 from hexijax.planner.fit import Fitted, Fitter, Setting, stages
@@ -165,7 +165,7 @@ class Scorer:
                 )
             ),
             batch_size=self._batch_size,
-            schedule=self._options.schedule,
+            schedule=self._options.schedule or Schedule.ONE_F_ONE_B,
             reductions=self._options.reductions,
         )
 

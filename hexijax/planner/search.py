@@ -46,6 +46,9 @@ PLAYED_WITHIN = 1.6
 REFINED = 4
 """Layouts whose variants are walked over, the best of the played."""
 
+RESCHEDULED = 2
+"""Pipelines that are tried under other schedules, the best of the played."""
+
 FIXED_INSTRUCTIONS = 80
 """What simulating a plan costs before its first instruction."""
 
@@ -230,6 +233,7 @@ class _Search:
             self._score_all(self._seeds(bound))
             self._walk()
             self._play()
+            self._reschedule()
             self._refine()
         except KeyboardInterrupt:
             stopped = "interrupted"
@@ -389,17 +393,41 @@ class _Search:
             if not first_only:
                 self._check_time()
 
-    def _fitting(self, scored: Scored) -> Plan | None:
+    def _reschedule(self) -> None:
+        """The best pipelines under the other schedules."""
+        if self._options.schedule is not None:
+            return
+        scorer = Scorer(
+            self._chain,
+            self._cluster,
+            self._batch_size,
+            dataclasses.replace(self._options, schedule=Schedule.INTERLEAVED),
+        )
+        best = sorted(self._finished.items(), key=lambda item: item[1])
+        for plan in [p for p, _ in best if _pipelines(p)][:RESCHEDULED]:
+            self._check_time()
+            self._finish(dataclasses.replace(plan, schedule=Schedule.ZERO_BUBBLE))
+            layout = tuple(
+                tuple(self._maker.mesh(s.devices, s.tensor) for s in replica.stages)
+                for replica in plan.replicas
+            )
+            scored = scorer.score(layout)
+            again = self._fitting(scored, scorer) if scored else None
+            if again:
+                self._finish(again)
+
+    def _fitting(self, scored: Scored, scorer: Scorer | None = None) -> Plan | None:
         """The layout's plan, made to fit exactly."""
+        scorer = scorer or self._scorer
         shares = dict.fromkeys((scored.setting.budget_share, *BUDGET_SHARES))
         for share in shares:
             again = scored
             if share != scored.setting.budget_share:
-                found = self._scorer.score(scored.layout, share)
+                found = scorer.score(scored.layout, share)
                 if found is None:
                     return None
                 again = found
-            plan = self._scorer.plan(again)
+            plan = scorer.plan(again)
             try:
                 for rule in (
                     check_layers,
@@ -458,6 +486,10 @@ class _Search:
                     best, best_s, improved = plan, step_s, True
                     break
         return budget
+
+
+def _pipelines(plan: Plan) -> bool:
+    return any(len(replica.stages) > 1 for replica in plan.replicas)
 
 
 def _valid(plan: Plan) -> bool:
