@@ -10,6 +10,7 @@ up: a promise is kept when the measured peak stays below it.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -114,22 +115,36 @@ def plan_memory(
         for device in devices:
             found[device] = found[device] + parts if device in found else parts
 
+    alike: dict[object, MemoryParts] = {}
     for replica in plan.replicas:
         live = live_microbatches(plan.schedule, replica)
         handed = handed_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
             profile = cluster.device(stage.devices[0]).profile
-            fused = fused_attention(profile, stage.dtype)
-            within = Within(
-                profile=profile,
-                layers=chain.layers_under(fused_attention=fused),
-                temps=temps or Temps(),
-                joined=is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
+            joined = is_joined(plan.schedule, replica, s, len(stage.segments) - 1)
+            key = (
+                dataclasses.replace(stage, devices=()),
+                profile.kind,
+                replica.microbatch_size,
+                live[s],
+                handed[s],
+                joined,
             )
-            parts = stage_parts(chain, within, replica, stage, live[s], handed[s])
-            add(stage.devices, parts)
+            if key not in alike:
+                fused = fused_attention(profile, stage.dtype)
+                within = Within(
+                    profile=profile,
+                    layers=chain.layers_under(fused_attention=fused),
+                    temps=temps or Temps(),
+                    joined=joined,
+                )
+                alike[key] = stage_parts(
+                    chain, within, replica, stage, live[s], handed[s]
+                )
+            add(stage.devices, alike[key])
+    devices = {place: stage.devices for place, stage in plan.stages()}
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
-        add(_devices(plan, place), parts)
+        add(devices.get(place, (place,)), parts)
     return found
 
 
@@ -169,22 +184,19 @@ def shard_size(group: Group, tensor: int) -> int:
     )
 
 
-def _devices(plan: Plan, place: Place) -> Sequence[str]:
-    is_stage = place in {stage for stage, _ in plan.stages()}
-    return plan.stage(place).devices if is_stage else (place,)
-
-
 def _state(
     plan: Plan, chain: Chain, moments: int, whole_leaves: bool
 ) -> Mapping[Place, MemoryParts]:
     """For each place, what every device of it holds of state and of sums."""
     stages = dict(plan.stages())
-    found: dict[Place, MemoryParts] = {}
+    held: dict[Place, int] = {}
+    passing: dict[Place, int] = {}
     in_flight: dict[Place, int] = {}
     for group in buckets(plan, chain):
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
         leaves = {leaf.id: leaf for leaf in group.leaves}
-        members = users(plan, group)
+        members = dict.fromkeys(users(plan, group))
+        shards = functools.cache(functools.partial(shard_size, group))
         for place in dict.fromkeys([*boxes, *members]):
             stage = stages.get(place)
             lanes = 1 if stage is None or whole_leaves else stage.lanes
@@ -194,20 +206,22 @@ def _state(
                 box_size(leaves[leaf], box, lanes=lanes, tensor=tensor)
                 for leaf, box in boxes.get(place, {}).items()
             )
-            shard = shard_size(group, tensor) if place in members else 0
-            if [*boxes] == [*members] == [place]:
+            shard = shards(tensor) if place in members else 0
+            if len(members) == len(boxes) == 1 and place in members and place in boxes:
                 own_lanes = 1 if stage is None else stage.lanes
                 flying = alone_bytes(size, shard, item, own_lanes)
             else:
                 flying = flying_bytes(size, shard, len(members), item)
             in_flight[place] = max(in_flight.get(place, 0), flying)
-            found[place] = found.get(place, MemoryParts()) + MemoryParts(
-                state_bytes=size * STATE_BYTES * (1 + moments),
-                sync_bytes=0 if place in members else size * (GRAD_BYTES + item),
-            )
+            held[place] = held.get(place, 0) + size * STATE_BYTES * (1 + moments)
+            if place not in members:
+                passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
     return {
-        place: parts + MemoryParts(sync_bytes=in_flight[place])
-        for place, parts in found.items()
+        place: MemoryParts(
+            state_bytes=held[place],
+            sync_bytes=passing.get(place, 0) + in_flight[place],
+        )
+        for place in held
     }
 
 

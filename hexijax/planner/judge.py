@@ -25,18 +25,22 @@ class Judge:
         self.chain = chain
         self.cluster = cluster
         self.options = options
-        self._steps_s: dict[str, float] = {}
+        self._steps_s: dict[Plan, float] = {}
+        self._memory: dict[Plan, dict[str, int]] = {}
 
     def memory_bytes(self, plan: Plan) -> dict[str, int]:
         """The promised peak of every device the plan names."""
-        parts = plan_memory(
-            plan,
-            self.chain,
-            self.cluster,
-            moments=self.options.moments,
-            whole_leaves=self.options.whole_leaves,
-        )
-        return {name: part.total_bytes for name, part in parts.items()}
+        if plan not in self._memory:
+            parts = plan_memory(
+                plan,
+                self.chain,
+                self.cluster,
+                moments=self.options.moments,
+                whole_leaves=self.options.whole_leaves,
+            )
+            totals = {name: part.total_bytes for name, part in parts.items()}
+            self._memory[plan] = totals
+        return self._memory[plan]
 
     def fits(self, memory_bytes: Mapping[str, int]) -> bool:
         """Whether no device is promised more than it can use."""
@@ -51,7 +55,7 @@ class Judge:
         made = estimate(plan, self.chain, self.cluster, moments=options.moments)
         return made.step_s
 
-    def timeline(self, plan: Plan) -> Timeline:
+    def timeline(self, plan: Plan, *, events: bool = True) -> Timeline:
         """A step of the plan, simulated."""
         return predict(
             plan,
@@ -59,14 +63,14 @@ class Judge:
             self.cluster,
             moments=self.options.moments,
             whole_leaves=self.options.whole_leaves,
+            events=events,
         )
 
     def step_s(self, plan: Plan) -> float:
         """Seconds of a step, simulated."""
-        key = repr(plan)
-        if key not in self._steps_s:
-            self._steps_s[key] = self.timeline(plan).step_s
-        return self._steps_s[key]
+        if plan not in self._steps_s:
+            self._steps_s[plan] = self.timeline(plan, events=False).step_s
+        return self._steps_s[plan]
 
     def predicted(self, plan: Plan) -> Plan | None:
         """The plan with its prediction, or None where a device would overflow."""

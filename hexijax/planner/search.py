@@ -52,6 +52,9 @@ RESCHEDULED = 2
 FIXED_INSTRUCTIONS = 80
 """What simulating a plan costs before its first instruction."""
 
+STAGE_INSTRUCTIONS = 25
+"""What each stage's memory and sums cost, equal replicas or not."""
+
 OPTIMISTIC = 1.25
 """Of the budget, where the layer-by-layer bound of memory finds no room: the finished
 plan is counted exactly."""
@@ -79,10 +82,12 @@ class Effort:
         if num_devices <= FEW:
             return cls(scored=20_000, played=24_000, refined=24_000)
         if num_devices <= 16:
-            return cls(scored=600, played=20_000, refined=15_000)
+            return cls(scored=300, played=7_000, refined=5_000)
+        if num_devices <= 128:
+            return cls(scored=150, played=8_000, refined=4_000)
         if num_devices <= 1024:
-            return cls(scored=300, played=24_000, refined=16_000)
-        return cls(scored=60, played=60_000, refined=30_000)
+            return cls(scored=200, played=24_000, refined=12_000)
+        return cls(scored=40, played=100_000, refined=60_000)
 
 
 def num_instructions(plan: Plan) -> int:
@@ -92,6 +97,7 @@ def num_instructions(plan: Plan) -> int:
         for r in plan.replicas
     }
     played = FIXED_INSTRUCTIONS
+    played += STAGE_INSTRUCTIONS * sum(len(r.stages) for r in plan.replicas)
     for replica in forms.values():
         stages = replica.stages
         microbatches = min(replica.microbatches, 8 * len(stages) + 8)

@@ -27,8 +27,9 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     """
     found: list[list[Group]] = []
     open_at: dict[object, int] = {}
+    segments_L = _segments(plan, len(chain.layers))
     for group in chain.groups:
-        users = _users(plan, group)
+        users = _users(segments_L, group)
         stages = {place for place, _ in users}
         key = (users, _share(plan, group))
         at = open_at.get(key)
@@ -51,14 +52,27 @@ def segment_buckets(
     )
 
 
-def _users(plan: Plan, group: Group) -> tuple[tuple[Place, int], ...]:
+Segments = tuple[tuple[Place, int], ...]
+"""Stages and indices of their segments, in the order of the plan."""
+
+
+def _segments(plan: Plan, num_layers: int) -> list[Segments]:
+    """For each layer, those that compute it."""
+    found: list[list[tuple[Place, int]]] = [[] for _ in range(num_layers)]
+    for place, stage in plan.stages():
+        first = stage.layers[0]
+        for segment, count in enumerate(stage.segments):
+            for layer in range(first, first + count):
+                found[layer].append((place, segment))
+            first += count
+    return list(map(tuple, found))
+
+
+def _users(segments_L: list[Segments], group: Group) -> Segments:
     """Segments that compute with a group."""
-    return tuple(
-        (place, segment)
-        for place, stage in plan.stages()
-        for segment in range(len(stage.segments))
-        if segment_buckets((group,), stage.segment_layers(segment))
-    )
+    if len(group.layers) == 1:
+        return segments_L[group.layers[0]]
+    return tuple(sorted({at for layer in group.layers for at in segments_L[layer]}))
 
 
 def _share(plan: Plan, group: Group, *, everywhere: bool = False) -> int | None:
