@@ -42,6 +42,11 @@ ROOM = 0.6
 activations."""
 
 
+BATCH_TOKENS = (2**18, 2**19, 2**20, 2**21)
+"""Of a step: what people train with is a matter of the model, not of the cluster; at
+least two samples a card."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Contest:
     """Something to plan."""
@@ -77,13 +82,13 @@ def draw(seed: int, number: int, *, most_devices: int = 512) -> Contest:
     rng = random.Random(f"{seed}/{number}")
     cluster = _cluster(rng, most_devices)
     chain = _chain(rng, cluster)
-    samples_a_card = rng.choice([2, 4, 8]) * (1 if chain.tokens_per_sample > 512 else 8)
+    batch_size = rng.choice(BATCH_TOKENS) // chain.tokens_per_sample
     return Contest(
         seed=seed,
         number=number,
         cluster=cluster,
         chain=chain,
-        batch_size=len(cluster.devices) * samples_a_card,
+        batch_size=max(batch_size, 2 * len(cluster.devices)),
         dtype="bfloat16",
     )
 
