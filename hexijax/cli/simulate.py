@@ -34,9 +34,10 @@ def run_simulation(arguments: argparse.Namespace) -> int:
         drawn = draw(judged)
     pictures = save_pictures(study.folder, drawn)
     trace = study.folder / "trace.json"
-    write_trace(trace, with_events(judged).timeline)
+    played = with_events(judged, memory=True)
+    write_trace(trace, played.timeline)
     if arguments.json:
-        write_json(arguments.json, {**judged.figures(), **figures(judged.timeline)})
+        write_json(arguments.json, {**judged.figures(), **figures(played.timeline)})
     print(describe(judged.timeline))
     if not study.plan:
         seconds_note(arguments, print)
@@ -53,4 +54,7 @@ def figures(timeline: Timeline) -> Report:
         "idle_s": {d: dict(parts) for d, parts in timeline.idle_s.items()},
         "link_bytes": dict(timeline.link_bytes),
         "host_s": dict(timeline.host_s),
+        "simulated_peak_bytes_by_device": {
+            device: curve.peak_bytes for device, curve in timeline.memory.items()
+        },
     }

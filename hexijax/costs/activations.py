@@ -93,25 +93,12 @@ def stage_activations(
     ``live`` microbatches wait for their backward, ``handed`` for its weight part.
     """
     layers, last = within.layers, len(stage.segments) - 1
-    factor = temp_factor(within.profile)
     kept = borders = transient = 0
     for g in range(len(stage.segments)):
         start, stop = stage.segment_layers(g)
         borders += enter_bytes(chain, start, stage.dtype, samples)
-        joined = within.joined and g == last
-        model = joined_transient_bytes if joined else segment_transient_bytes
-        key = TempKey.of(
-            within.profile,
-            layers[start:stop],
-            stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
-            dtype=stage.dtype,
-            tensor=stage.tensor,
-            samples=samples,
-            joined=joined,
-        )
-        alive = model(chain, layers, start, stop, stage, samples)
-        transient = max(transient, within.temps.within_bytes(key, alive, factor))
-        if not joined:
+        transient = max(transient, within_bytes(chain, within, stage, samples, g))
+        if not (within.joined and g == last):
             kept += segment_kept_bytes(chain, layers, start, stop, stage, samples)
     edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
         chain, stage.layers[1], stage.dtype, samples
@@ -124,6 +111,43 @@ def stage_activations(
     )
     depth = live * (kept + borders + batch) + handed * (late + batch)
     return depth + flying, transient
+
+
+def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -> int:
+    """What lies on a stage's device beyond ``BORDERS_IN_FLIGHT``, its turn not come.
+
+    Cotangents come back for all that went on, and the stage before may be ahead. A Load
+    brings the batch to all stages when the first needs it, one microbatch ahead.
+    """
+    stage = replica.stages[s]
+    samples = replica.microbatch_size // stage.lanes
+    left, right = (enter_bytes(chain, x, stage.dtype, samples) for x in stage.layers)
+    promised = live[s] + BORDERS_IN_FLIGHT
+    ahead = max(0, live[s - 1] + 1 - promised) if s else 0
+    back = max(0, live[s] + 1 - BORDERS_IN_FLIGHT)
+    loaded = max(0, live[0] + 1 - promised)
+    batch = batch_bytes(chain, *stage.layers, samples)
+    return ahead * left + back * right + loaded * batch
+
+
+def within_bytes(
+    chain: Chain, within: Within, stage: Stage, samples: int, segment: int
+) -> int:
+    """Bytes inside one segment's backward."""
+    layers, (start, stop) = within.layers, stage.segment_layers(segment)
+    joined = within.joined and segment == len(stage.segments) - 1
+    model = joined_transient_bytes if joined else segment_transient_bytes
+    key = TempKey.of(
+        within.profile,
+        layers[start:stop],
+        stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
+        dtype=stage.dtype,
+        tensor=stage.tensor,
+        samples=samples,
+        joined=joined,
+    )
+    alive = model(chain, layers, start, stop, stage, samples)
+    return within.temps.within_bytes(key, alive, temp_factor(within.profile))
 
 
 def batch_bytes(chain: Chain, start: int, stop: int, samples: int) -> int:

@@ -138,6 +138,17 @@ class PlanCosts:
             case _:
                 return 0.0
 
+    def boxes(self, group: str) -> Mapping[Place, Mapping[str, Box]]:
+        """Of a bucket's state, at each home."""
+        if self._copies:
+            return self._copies.boxes[group]
+        return state_boxes(
+            self._plan,
+            self._chain,
+            self.groups[group],
+            whole_leaves=self._whole_leaves,
+        )
+
     def stage_s(self, place: Place) -> float:
         """Forward and backward of one microbatch through a stage, calls included."""
         stage = self._stages[place]
@@ -197,13 +208,7 @@ class PlanCosts:
 
     def _exchange(self, name: str) -> Exchange:
         """A bucket's sum and new parameters."""
-        group = self.groups[name]
-        if self._copies:
-            boxes = self._copies.boxes[name]
-        else:
-            boxes = state_boxes(
-                self._plan, self._chain, group, whole_leaves=self._whole_leaves
-            )
+        group, boxes = self.groups[name], self.boxes(name)
         members = users(self._plan, group)
         return Exchange(
             group,

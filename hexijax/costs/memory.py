@@ -22,6 +22,7 @@ from hexijax.costs.activations import (
     is_joined,
     live_microbatches,
     stage_activations,
+    waiting_bytes,
 )
 from hexijax.costs.compute import fused_attention
 from hexijax.costs.temp import Temps
@@ -121,31 +122,44 @@ def plan_memory(
         handed = handed_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
             profile = cluster.device(stage.devices[0]).profile
-            joined = is_joined(plan.schedule, replica, s, len(stage.segments) - 1)
             key = (
                 dataclasses.replace(stage, devices=()),
                 profile.kind,
                 replica.microbatch_size,
-                live[s],
+                (live[0], live[max(s - 1, 0)], live[s]),
                 handed[s],
-                joined,
+                is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
             )
             if key not in alike:
-                fused = fused_attention(profile, stage.dtype)
-                within = Within(
-                    profile=profile,
-                    layers=chain.layers_under(fused_attention=fused),
-                    temps=temps or Temps(),
-                    joined=joined,
-                )
-                alike[key] = stage_parts(
-                    chain, within, replica, stage, live[s], handed[s]
-                )
+                within = stage_within(plan, chain, cluster, replica, s, temps)
+                parts = stage_parts(chain, within, replica, stage, live[s], handed[s])
+                waiting = waiting_bytes(chain, replica, s, live)
+                alike[key] = parts + MemoryParts(activations_bytes=waiting)
             add(stage.devices, alike[key])
     devices = {place: stage.devices for place, stage in plan.stages()}
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(devices.get(place, (place,)), parts)
     return found
+
+
+def stage_within(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    replica: Replica,
+    s: int,
+    temps: Temps | None = None,
+) -> Within:
+    """How programs of a replica's stage use memory."""
+    stage = replica.stages[s]
+    profile = cluster.device(stage.devices[0]).profile
+    fused = fused_attention(profile, stage.dtype)
+    return Within(
+        profile=profile,
+        layers=chain.layers_under(fused_attention=fused),
+        temps=temps or Temps(),
+        joined=is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
+    )
 
 
 def stage_parts(

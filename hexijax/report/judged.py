@@ -150,20 +150,32 @@ def judge(name: str, plan: Plan, problem: Problem, *, search_s: float = 0.0) -> 
     )
 
 
-def with_events(judged: Judged) -> Judged:
-    """The same with events, for pictures; of a large plan one of equal replicas'."""
+def with_events(judged: Judged, *, memory: bool = False) -> Judged:
+    """The same with events, for pictures; of a large plan one of equal replicas'.
+
+    Args:
+        judged: a plan.
+        memory: add what each device holds over the step.
+    """
     plan = judged.plan
     calls = sum(len(s.segments) for _, s in plan.stages()) * max(
         replica.microbatches for replica in plan.replicas
     )
     folded = calls > MOST_PLAYED
-    timeline = _play(plan, judged.problem, events=True, folded=folded)
-    events = dataclasses.replace(judged.timeline, events=timeline.events)
-    return dataclasses.replace(judged, timeline=events)
+    timeline = _play(plan, judged.problem, events=True, memory=memory, folded=folded)
+    both = dataclasses.replace(
+        judged.timeline, events=timeline.events, memory=timeline.memory
+    )
+    return dataclasses.replace(judged, timeline=both)
 
 
 def _play(
-    plan: Plan, problem: Problem, *, events: bool, folded: bool = True
+    plan: Plan,
+    problem: Problem,
+    *,
+    events: bool,
+    memory: bool = False,
+    folded: bool = True,
 ) -> Timeline:
     return predict(
         plan,
@@ -173,6 +185,7 @@ def _play(
         whole_leaves=problem.training.whole_leaves,
         rules=problem.rules,
         events=events,
+        memory=memory,
         folded=folded,
     )
 

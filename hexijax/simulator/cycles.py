@@ -13,13 +13,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
+from hexijax.costs.buffers import BufferBytes
 from hexijax.costs.instructions import PlanCosts
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, stage_place
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward
 from hexijax.simulator.account import account
-from hexijax.simulator.play import devices
+from hexijax.simulator.play import devices, with_memory
 from hexijax.simulator.steps import Steps
 from hexijax.simulator.tasks import tasks
 from hexijax.simulator.timeline import Timeline
@@ -47,8 +48,11 @@ def by_cycles(
     groups: Sequence[Group] | None,
     whole_leaves: bool,
     events: bool,
+    sizes: BufferBytes | None,
 ) -> Timeline | None:
     """A step of the plan, or None where it must be played in full."""
+    if sizes and plan.schedule is Schedule.GPIPE:  # it holds all microbatches at once
+        return None
     apart = [_apart(replica, plan.schedule) for replica in plan.replicas]
     lengths = [_length(r, n) for r, n in zip(plan.replicas, apart, strict=True)]
     short = _short(plan, lengths)
@@ -88,7 +92,9 @@ def by_cycles(
     made = account(
         steps, step_s, devices(program, plan, costs), times=times, events=events
     )
-    return made if max(made.host_s.values()) <= HOST_ROOM * step_s else None
+    if max(made.host_s.values()) > HOST_ROOM * step_s:
+        return None
+    return with_memory(made, program, steps, costs, sizes) if sizes else made
 
 
 def _apart(replica: Replica, schedule: Schedule) -> int:

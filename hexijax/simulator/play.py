@@ -8,8 +8,11 @@ runtime dispatches them, so that a step's update overlaps the next step's first
 forwards.
 """
 
+import dataclasses
+
 from hexijax.cluster import Cluster
 from hexijax.collector import collector_paused
+from hexijax.costs.buffers import BufferBytes
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.memory import MOMENTS
 from hexijax.errors import UserError
@@ -17,6 +20,7 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.program.program import Program, Update
 from hexijax.simulator.account import account
+from hexijax.simulator.memory import curves, lives
 from hexijax.simulator.steps import Steps
 from hexijax.simulator.tasks import tasks
 from hexijax.simulator.timeline import Timeline
@@ -31,6 +35,7 @@ def simulate(
     moments: int = MOMENTS,
     costs: PlanCosts | None = None,
     events: bool = True,
+    sizes: BufferBytes | None = None,
 ) -> Timeline:
     """The steady state of a training Program.
 
@@ -42,6 +47,7 @@ def simulate(
       moments: fp32 arrays of the optimizer for each parameter; ``costs`` has its own.
       costs: durations; None: those of the cluster's profiles.
       events: keep every use of a queue, for pictures; a search does without.
+      sizes: of the buffers; None: memory is not looked at.
 
     Raises:
       UserError: the Program evaluates, or holds instructions of host offload.
@@ -55,7 +61,21 @@ def simulate(
     with collector_paused():
         steps = Steps(tasks(program, costs, cluster))
         step_s = steps.until_they_repeat()
-        return account(steps, step_s, devices(program, plan, costs), events=events)
+        made = account(steps, step_s, devices(program, plan, costs), events=events)
+        return with_memory(made, program, steps, costs, sizes) if sizes else made
+
+
+def with_memory(
+    timeline: Timeline,
+    program: Program,
+    steps: Steps,
+    costs: PlanCosts,
+    sizes: BufferBytes,
+) -> Timeline:
+    """The same with what each device holds."""
+    found = lives(program, steps, timeline.step_s, costs, sizes)
+    memory = curves(found, steps, timeline.step_s, costs)
+    return dataclasses.replace(timeline, memory=memory)
 
 
 def devices(program: Program, plan: Plan, costs: PlanCosts) -> tuple[str, ...]:

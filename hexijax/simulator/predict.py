@@ -13,14 +13,16 @@ from typing import TypeVar
 from hexijax.cluster import Cluster
 from hexijax.collector import collector_paused
 from hexijax.costs.borders import OURS, Carriage
+from hexijax.costs.buffers import BufferBytes
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.memory import MOMENTS
+from hexijax.costs.memory import MOMENTS, plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Program
 from hexijax.simulator.cycles import by_cycles
 from hexijax.simulator.fold import Fold, fold
+from hexijax.simulator.memory import all_devices
 from hexijax.simulator.play import simulate
 from hexijax.simulator.timeline import Timeline
 
@@ -36,6 +38,7 @@ def predict(
     whole_leaves: bool = False,
     rules: StepRules | None = None,
     events: bool = True,
+    memory: bool = False,
     carriage: Carriage = OURS,
     order: Callable[[Program, PlanCosts], Program] | None = None,
     folded: bool = True,
@@ -50,6 +53,7 @@ def predict(
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
       rules: what an update must know about all gradients; None: nothing.
       events: keep every use of a queue, for pictures; a search does without.
+      memory: look at what each device holds, too; it costs as much as playing.
       carriage: how activations move, where another system runs the plan.
       order: puts the Program into another system's order, which is played in full;
         None: as lowered.
@@ -71,6 +75,11 @@ def predict(
             carriage=carriage,
         )
         groups = tuple(costs.groups.values())
+        sizes = None
+        if memory:
+            sizes = BufferBytes(
+                part.plan, chain, cluster, costs, moments, whole_leaves=whole_leaves
+            )
         timeline = None
         if folded:
             timeline = by_cycles(
@@ -82,6 +91,7 @@ def predict(
                 groups=groups,
                 whole_leaves=whole_leaves,
                 events=events,
+                sizes=sizes,
             )
         if timeline is None:
             program = lower(
@@ -96,8 +106,19 @@ def predict(
             if order:
                 program = order(program, costs)
             timeline = simulate(
-                program, part.plan, chain, cluster, costs=costs, events=events
+                program,
+                part.plan,
+                chain,
+                cluster,
+                costs=costs,
+                events=events,
+                sizes=sizes,
             )
+        if memory and part.copies is not None:
+            held = plan_memory(plan, chain, cluster, moments=moments)
+            state = {device: parts.state_bytes for device, parts in held.items()}
+            curves = all_devices(timeline.memory, part.like, state)
+            timeline = dataclasses.replace(timeline, memory=curves)
         return _whole(timeline, part)
 
 

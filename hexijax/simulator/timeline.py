@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hexijax.costs.ways import Load
 from hexijax.program.program import Instruction
+from hexijax.simulator.memory import MemoryCurve
 from hexijax.simulator.tasks import What, name
 
 
@@ -80,6 +81,13 @@ class Timeline:
 
     host_s: Mapping[str, float]
     """What each island's host needs to dispatch the step."""
+
+    memory: Mapping[str, MemoryCurve] = dataclasses.field(default_factory=dict)
+    """What each device holds, all step; empty where it was not asked for.
+
+    Where repeating microbatches were played once, the time of those left out is the
+    step's first, in which the curve stands still; its peak is the whole step's.
+    """
 
     def utilisation(self, device: str) -> float:
         """Part of the step in which a device computes."""

@@ -199,6 +199,9 @@ def test_simulate_says_what_each_device_does(tmp_path: Path, capsys):
         assert sum(busy_s.values()) + sum(idle_s.values()) == pytest.approx(
             report["simulated_step_s"]
         )
+    promised = report["memory_bytes_by_device"]
+    for device, peak in report["simulated_peak_bytes_by_device"].items():
+        assert 0 < peak <= promised[device]
     trace = json.loads((tmp_path / "tiny" / "trace.json").read_text())
     assert trace["traceEvents"]
 
