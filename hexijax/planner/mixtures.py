@@ -34,7 +34,7 @@ of their own gain nothing from joining others."""
 FORMS_A_SIZE = 3
 """Ways to cut a replica of one size into meshes that are kept, fastest first."""
 
-JOINED_A_SIZE = 8
+JOINED_A_SIZE = 12
 """The same of replicas of several classes, which have an order too."""
 
 NEAR = 0.005
@@ -266,21 +266,29 @@ class Mixtures:
     def _joined(self, chosen: Sequence[int]) -> Iterator[Form]:
         """Replicas of several classes, each with its share of the devices."""
         counts = [self.classes[at].count for at in chosen]
+        few = len(chosen) <= MAX_CLASSES_JOINED
         for replicas in _scales(min(counts)):
             for tensor, whole in itertools.product(self._degrees, (False, True)):
-                runs: list[Form] = []
-                for at, count in zip(chosen, counts, strict=True):
-                    per_block = self.classes[at].per_block
-                    degree = tensor if per_block % tensor == 0 else 1
-                    share = count // replicas
-                    width = per_block if whole and share >= per_block else degree
-                    slot = Slot(at=at, devices=width, tensor=degree)
-                    runs.append((slot,) * (share // width))
-                if all(runs):
-                    few = len(runs) <= MAX_CLASSES_JOINED
-                    orders = itertools.permutations(runs) if few else (runs, runs[::-1])
+                runs = [
+                    self._runs(at, count // replicas, tensor, whole=whole)
+                    for at, count in zip(chosen, counts, strict=True)
+                ]
+                for picked in itertools.product(*runs):
+                    orders = itertools.permutations(picked) if few else (picked,)
                     for order in orders:
                         yield tuple(itertools.chain(*order))
+
+    def _runs(self, at: int, share: int, tensor: int, *, whole: bool) -> list[Form]:
+        """Ways to make stages of a class's share: alike, or one wider than another."""
+        per_block = self.classes[at].per_block
+        degree = tensor if per_block % tensor == 0 else 1
+        width = per_block if whole and share >= per_block else degree
+        slot = Slot(at=at, devices=width, tensor=degree)
+        runs: list[Form] = [(slot,) * (share // width)] if share >= width else []
+        if width == 1 and 3 <= share <= per_block:
+            wide = Slot(at=at, devices=share - 1, tensor=1)
+            runs += [(slot, wide), (wide, slot)]
+        return runs
 
     def _solve(
         self,
@@ -359,15 +367,41 @@ class Mixtures:
 
         None where nodes cannot be cut that way.
         """
-        free = [[list(block) for block in cls.blocks] for cls in self.classes]
-        layout: list[tuple[Mesh, ...]] = []
-        for form in sorted(counts, key=lambda form: (-_size(form), repr(form))):
-            for _ in range(counts[form]):
-                meshes = self._take(form, free)
-                if meshes is None:
-                    return None
-                layout.append(meshes)
-        return tuple(layout)
+        forms = [
+            form
+            for form in sorted(counts, key=lambda form: (-_size(form), repr(form)))
+            for _ in range(counts[form])
+        ]
+        free = self._all_free()
+        taken = [self._take(form, free) for form in forms]
+        layout = tuple(meshes for meshes in taken if meshes is not None)
+        return layout if len(layout) == len(forms) else self._pack(forms)
+
+    def _all_free(self) -> list[list[list[str]]]:
+        return [[list(block) for block in cls.blocks] for cls in self.classes]
+
+    def _pack(self, forms: Sequence[Form]) -> Layout | None:
+        """The widest slots of all replicas first, each beside its replica's others."""
+        free = self._all_free()
+        slots = [(r, k) for r, form in enumerate(forms) for k in range(len(form))]
+        slots.sort(key=lambda at: -forms[at[0]][at[1]].devices)
+        blocks: dict[tuple[int, int], list[str]] = {}
+        meshes: dict[tuple[int, int], Mesh] = {}
+        for r, k in slots:
+            slot = forms[r][k]
+            block = blocks.get((r, slot.at))
+            if block is None or len(block) < slot.devices:
+                block = _fullest(free[slot.at], slot.devices, slot.devices)
+            if block is None:
+                return None
+            blocks[r, slot.at] = block
+            names = tuple(block[: slot.devices])
+            del block[: slot.devices]
+            meshes[r, k] = self._maker.mesh(names, slot.tensor)
+        return tuple(
+            tuple(meshes[r, k] for k in range(len(form)))
+            for r, form in enumerate(forms)
+        )
 
     def _take(self, form: Form, free: list[list[list[str]]]) -> tuple[Mesh, ...] | None:
         demand = _demand(form, len(self.classes))

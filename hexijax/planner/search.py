@@ -8,6 +8,7 @@ microbatch counts. Effort is counted, never timed: equal input, equal plan, unle
 ``seconds`` is given.
 """
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +23,7 @@ from hexijax.planner.exhaustive import every_layout
 from hexijax.planner.grouping import layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
 from hexijax.planner.judge import Judge
-from hexijax.planner.mesh import Layout, MeshMaker, fitting_degrees
+from hexijax.planner.mesh import Layout, Mesh, MeshMaker, fitting_degrees
 from hexijax.planner.mixtures import Mixtures
 from hexijax.planner.moves import neighbours
 from hexijax.planner.options import Grouping, PlanOptions
@@ -48,6 +49,9 @@ REFINED = 4
 
 RESCHEDULED = 2
 """Pipelines that are tried under other schedules, the best of the played."""
+
+SAME_FAMILY = 0.03
+"""What a layout counts as slower for each better one of its family."""
 
 FIXED_INSTRUCTIONS = 80
 """What simulating a plan costs before its first instruction."""
@@ -387,7 +391,7 @@ class _Search:
             forms: dict[object, Scored] = {}
             for scored in order:
                 forms.setdefault(self._scorer.form(scored), scored)
-            order = list(forms.values())
+            order = _diverse(forms.values())
         for scored in order:
             enough = left <= 0 or scored.step_s > order[0].step_s * PLAYED_WITHIN
             if self._finished and (enough or first_only):
@@ -492,6 +496,31 @@ class _Search:
                     best, best_s, improved = plan, step_s, True
                     break
         return budget
+
+
+def _diverse(found: Iterable[Scored]) -> list[Scored]:
+    """Best first, but not all of one family: the formula errs for all of them alike.
+
+    A family divides the devices over replicas alike, whatever their meshes.
+    """
+    ranks: dict[object, int] = {}
+    keys: list[tuple[float, int]] = []
+    order = list(found)
+    for i, scored in enumerate(order):
+        family = tuple(
+            sorted(
+                tuple(sorted(collections.Counter(_kinds(meshes)).items()))
+                for meshes in scored.layout
+            )
+        )
+        rank = ranks[family] = ranks.get(family, -1) + 1
+        keys.append((scored.step_s * (1 + SAME_FAMILY * rank), i))
+    return [order[i] for _, i in sorted(keys)]
+
+
+def _kinds(meshes: Iterable[Mesh]) -> Iterator[str]:
+    for mesh in meshes:
+        yield from [mesh.shape.profile.kind] * mesh.shape.num_devices
 
 
 def _pipelines(plan: Plan) -> bool:
