@@ -1,4 +1,4 @@
-"""How many instructions a second the simulator prepares and plays.
+"""How many instructions a second are lowered, prepared and played.
 
 python -m tests.simulator.benchmark
 """
@@ -14,19 +14,24 @@ from hexijax.simulator.tasks import tasks
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.simulator.test_simulator import cluster
 
+CASES = ((8, 64, 1), (8, 256, 1), (8, 64, 8), (100, 200, 1))
+"""Stages, microbatches, replicas."""
+
 
 def main() -> None:
-    """Pipelines of 8 stages; CPU time."""
-    chain = make_chain(32)
-    for microbatches, replicas in ((64, 1), (256, 1), (64, 8)):
+    """Pipelines; CPU time."""
+    for stages, microbatches, replicas in CASES:
         nodes = "abcdefgh"[:replicas]
-        pipelines = [(make_stages([4] * 8, prefix=n), microbatches) for n in nodes]
+        chain = make_chain(max(32, stages))
+        layers = [len(chain.layers) // stages] * stages
+        pipelines = [(make_stages(layers, prefix=n), microbatches) for n in nodes]
         plan = make_plan(*pipelines)
-        machines = cluster(*((n, 8) for n in nodes))
+        machines = cluster(*((n, stages) for n in nodes))
         costs = PlanCosts(plan, chain, machines)
+        began_s = time.process_time()
         program = lower(plan, chain, rules=StepRules(), costs=costs, checked=False)
-        count = len(program.body)
         start_s = time.process_time()
+        count = len(program.body)
         with collector_paused():
             steps = Steps(tasks(program, costs, machines))
         made_s = time.process_time()
@@ -36,10 +41,13 @@ def main() -> None:
         simulate(program, plan, chain, machines, costs=costs)
         all_s = time.process_time()
         print(
-            f"{replicas} x 8 stages x {microbatches} microbatches, {count} "
-            f"instructions: {count / (made_s - start_s):,.0f} a second prepared, "
+            f"{replicas} x {stages} stages x {microbatches} microbatches, {count} "
+            f"instructions: {count / (start_s - began_s):,.0f} a second lowered, "
+            f"{count / (made_s - start_s):,.0f} prepared, "
             f"{10 * count / (played_s - made_s):,.0f} played, "
-            f"{count / (all_s - played_s):,.0f} in all"
+            f"{count / (made_s - start_s + (played_s - made_s) / 10):,.0f} prepared "
+            f"and played, {count / (all_s - played_s):,.0f} simulated, "
+            f"{count / (start_s - began_s + all_s - played_s):,.0f} in all"
         )
 
 
