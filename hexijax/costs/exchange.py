@@ -3,9 +3,10 @@
     gradients -> partial, leave -> arrive, add -> homes -> update
     homes -> spread out, spread in, join -> users
 
-A member sums its gradient over its lanes and cuts it to the homes' boxes: one program,
-and one call that starts its copies. Every home adds what has come. New parameters leave
-each home for all users, and each user joins its pieces. Of a member's copies only the
+A member sums its gradient over its lanes, of which each keeps its part, and cuts it to
+the homes' boxes: one program, and one call that starts its copies. Every home adds what
+has come. New parameters leave each home for all users, a part to each lane, and each
+user gathers and joins its pieces. Of a member's copies only the
 bytes by way are kept, and of a home's the same, so that a bucket is O(members + homes)
 tasks however many copies there are.
 
@@ -20,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from hexijax.cluster import LinkProfile
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, box_size, shard_size
 from hexijax.costs.rates import CALL_S
-from hexijax.costs.ways import NO_LOAD, Hops, Load, Ways, load, ring
+from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load, ring
 from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box, whole
 
 _Bytes = Callable[[Place, Place], int]
+"""From a place to another: of what each device of the other gets."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,6 +47,16 @@ class Site:
     twin: tuple[str, ...] = ()
     """Devices of another of them."""
 
+    @property
+    def grid(self) -> Grid:
+        """How its devices divide an array."""
+        return Grid(self.devices, self.lanes, self.tensor)
+
+    @property
+    def twin_grid(self) -> Grid:
+        """How the other's do."""
+        return Grid(self.twin, self.lanes, self.tensor)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
@@ -53,6 +65,10 @@ class Call:
     seconds: float
     ways: Load = NO_LOAD
     """Those between nodes that its lanes' sum holds."""
+
+    def and_s(self, seconds: float) -> "Call":
+        """The same, and something more."""
+        return dataclasses.replace(self, seconds=self.seconds + seconds)
 
 
 class Exchange:
@@ -80,6 +96,7 @@ class Exchange:
         self.alone = self.num_members == num_homes == 1 and self.homes == self.members
         self.held = {home: self._held(home) for home in boxes}
         self._piece = functools.cache(self._piece_size)
+        self._divided = functools.cache(self._divided_size)
         self._wholes = all(
             box == whole(self._leaves[leaf])
             for held in boxes.values()
@@ -91,8 +108,7 @@ class Exchange:
     def partial(self, member: Place) -> Call:
         """The sum over a member's lanes, cut to the boxes of all homes.
 
-        What is at home here is reduce-scattered; what is not, all-reduced: each lane
-        needs all of it, to send its part from where it lies.
+        Reduce-scattered; what the lanes cannot divide is all-reduced.
         """
         site = self._sites[member]
         shard = shard_size(self._group, site.tensor)
@@ -100,8 +116,9 @@ class Exchange:
             passes = 1 if self.alone else 2
             moved = passes * shard * GRAD_BYTES
             return Call(CALL_S + moved / site.memory_bytes_per_s)
-        own = min(self._dealt(member), shard)
-        return self._lanes(site, [own, shard - own, shard - own], GRAD_BYTES)
+        whole_here = self.alone and self._whole_leaves
+        part = 0 if whole_here else min(self._divided(site.lanes, site.tensor), shard)
+        return self._lanes(site, [part, shard - part, shard - part], GRAD_BYTES)
 
     def leave(self, member: Place) -> Load:
         """A member's copies to all homes but itself."""
@@ -111,10 +128,18 @@ class Exchange:
         """All copies to a home."""
         return self._got(home, self.members, self._grad_bytes)
 
-    def add_s(self, home: Place) -> float:
-        """Adding what has come: each array is read, one is written."""
-        moved = (self.num_members + 1) * self.held[home] * GRAD_BYTES
-        return CALL_S + moved / self._sites[home].memory_bytes_per_s
+    def add(self, home: Place) -> Call:
+        """Adding what has come: each array is read, one is written.
+
+        Leaves that stay whole are gathered over the lanes.
+        """
+        site = self._sites[home]
+        part = self._piece(home, site.lanes, site.tensor)
+        moved = (self.num_members + 1) * part * GRAD_BYTES
+        call = Call(CALL_S)
+        if part < self.held[home]:
+            call = self._lanes(site, [self.held[home]], GRAD_BYTES)
+        return call.and_s(moved / site.memory_bytes_per_s)
 
     # New parameters
 
@@ -129,16 +154,19 @@ class Exchange:
     def join(self, user: Place) -> Call | None:
         """What makes parameters of the pieces; None: they are the parameters."""
         site = self._sites[user]
-        own = self._dealt(user)
-        same = self._item == site.item_bytes
-        if same and not own and (self.alone or self._wholes):
+        gathered = self._divided(site.lanes, site.tensor)
+        if self._whole_leaves and user in self.held:  # its own it has on every lane
+            gathered -= min(gathered, self.held[user])
+        direct = self._item == site.item_bytes and (self.alone or self._wholes)
+        if direct and not gathered:
             return None
-        call = self._lanes(site, [own], self._item) if own else Call(CALL_S)
-        if self.alone:
+        call = Call(CALL_S)
+        if gathered:
+            call = self._lanes(site, [gathered], site.item_bytes)
+        if direct or self.alone:
             return call
         moved = 2 * shard_size(self._group, site.tensor) * site.item_bytes
-        seconds = call.seconds + moved / site.memory_bytes_per_s
-        return dataclasses.replace(call, seconds=seconds)
+        return call.and_s(moved / site.memory_bytes_per_s)
 
     # Parts
 
@@ -151,50 +179,63 @@ class Exchange:
             for leaf, box in self._boxes[home].items()
         )
 
-    def _dealt(self, place: Place) -> int:
-        """Elements at home here that the lanes of a place divide."""
-        lanes = 1 if self._whole_leaves else self._sites[place].lanes
-        return self.held.get(place, 0) * lanes if lanes > 1 else 0
-
-    def _piece_size(self, home: Place, tensor: int) -> int:
-        """Elements of a home's boxes on each device of a user."""
+    def _piece_size(self, home: Place, lanes: int, tensor: int) -> int:
+        """Elements of a home's boxes on each device of a place."""
         return sum(
-            box_size(self._leaves[leaf], box, lanes=1, tensor=tensor)
+            box_size(self._leaves[leaf], box, lanes=lanes, tensor=tensor)
             for leaf, box in self._boxes[home].items()
         )
 
+    def _divided_size(self, lanes: int, tensor: int) -> int:
+        """Elements, of those on each tensor shard, that the lanes of a place divide."""
+        if lanes == 1:
+            return 0
+        saved = sum(
+            self._sites[home].copies
+            * (self._piece(home, 1, tensor) - self._piece(home, lanes, tensor))
+            for home in self.homes
+        )
+        return saved * lanes // (lanes - 1)
+
     def _grad_bytes(self, member: Place, home: Place) -> int:
-        """Of each copy to a home."""
         del member
-        return self.held[home] * GRAD_BYTES
+        site = self._sites[home]
+        return self._piece(home, site.lanes, site.tensor) * GRAD_BYTES
 
     def _param_bytes(self, home: Place, user: Place) -> int:
-        """Of each copy to a user."""
-        return self._piece(home, self._sites[user].tensor) * self._item
+        site = self._sites[user]
+        return self._piece(home, site.lanes, site.tensor) * self._item
 
     def _sent(self, place: Place, to: Sequence[Place], num_bytes: _Bytes) -> Load:
-        source, spread = self._sites[place], self._ways.spread
+        source = self._sites[place].grid
         copies: list[tuple[Hops, float, int]] = []
         for other in to:
             target, each = self._sites[other], num_bytes(place, other)
             if other != place:
-                copies.append((spread(source.devices, target.devices), each, 1))
+                copies += self._copies(source, target.grid, each, 1)
             if target.copies > 1:
-                hops = spread(source.devices, target.twin)
-                copies.append((hops, each, target.copies - 1))
+                others = target.copies - 1
+                copies += self._copies(source, target.twin_grid, each, others)
         return load(copies, into=False)
 
     def _got(self, place: Place, of: Sequence[Place], num_bytes: _Bytes) -> Load:
-        target, spread = self._sites[place], self._ways.spread
+        target = self._sites[place].grid
         copies: list[tuple[Hops, float, int]] = []
         for other in of:
             source, each = self._sites[other], num_bytes(other, place)
             if other != place:
-                copies.append((spread(source.devices, target.devices), each, 1))
+                copies += self._copies(source.grid, target, each, 1)
             if source.copies > 1:
-                hops = spread(source.twin, target.devices)
-                copies.append((hops, each, source.copies - 1))
+                others = source.copies - 1
+                copies += self._copies(source.twin_grid, target, each, others)
         return load(copies, out=False)
+
+    def _copies(
+        self, source: Grid, target: Grid, each: int, times: int
+    ) -> list[tuple[Hops, float, int]]:
+        """What ``load`` asks; ``each`` device of the target gets so many bytes."""
+        pieces = self._ways.pieces(source, target)
+        return [(hops, part * each, times) for part, hops in pieces]
 
     def _lanes(self, site: Site, sizes: Sequence[int], item: int) -> Call:
         """A ring over lanes: each sends all parts but its own, of every size."""

@@ -211,6 +211,7 @@ def _state(
         leaves = {leaf.id: leaf for leaf in group.leaves}
         members = dict.fromkeys(users(plan, group))
         shards = functools.cache(functools.partial(shard_size, group))
+        grids = {(stages[m].lanes, stages[m].tensor) for m in members}
         for place in dict.fromkeys([*boxes, *members]):
             stage = stages.get(place)
             lanes = 1 if stage is None or whole_leaves else stage.lanes
@@ -225,7 +226,10 @@ def _state(
                 own_lanes = 1 if stage is None else stage.lanes
                 flying = alone_bytes(size, shard, item, own_lanes)
             else:
-                flying = flying_bytes(size, shard, len(members), item)
+                grid = (stage.lanes, stage.tensor) if stage else (1, 1)
+                flying = flying_bytes(
+                    size, shard, len(members), item, in_pieces=grids != {grid}
+                )
             in_flight[place] = max(in_flight.get(place, 0), flying)
             held[place] = held.get(place, 0) + size * STATE_BYTES * (1 + moments)
             if place not in members:
@@ -249,16 +253,23 @@ def alone_bytes(size: int, shard: int, item: int, lanes: int) -> int:
     return size * (GRAD_BYTES + item) + shard * item
 
 
-def flying_bytes(size: int, shard: int, members: int, item: int) -> int:
+def flying_bytes(
+    size: int, shard: int, members: int, item: int, *, in_pieces: bool = True
+) -> int:
     """What summing, updating and gathering takes on one device, for one group.
+
+    A stage cuts its sum before the accumulators die; later its lanes gather parameters
+    from their parts, which takes no more than those sums did.
 
     Args:
       size: parameters of the group at home here.
       shard: those a stage here computes with.
       members: stages that add to the gradient.
       item: bytes of a parameter in the compute dtype.
+      in_pieces: lanes or shards of some member divide a gradient otherwise than here,
+        so that its pieces are put together first, one member's at a time.
     """
-    boxes = size * (GRAD_BYTES * (members + 1) + item)
+    boxes = size * (GRAD_BYTES * (members + 1 + in_pieces) + item)
     return GROUPS_IN_FLIGHT * (boxes + shard * (GRAD_BYTES + item))
 
 

@@ -13,6 +13,7 @@ the way among theirs that needs longest for all of them.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 from hexijax.cluster import Cluster, LinkProfile
@@ -57,13 +58,22 @@ class Load:
 NO_LOAD = Load()
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grid:
+    """Devices that divide an array: lane by lane, in each its tensor shards."""
+
+    devices: tuple[str, ...]
+    lanes: int
+    tensor: int
+
+
 class Ways:
     """Between the devices of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.hop = functools.cache(self._hop)
-        self.spread = functools.cache(self._spread)
+        self.pieces = functools.cache(self._pieces)
 
     def _hop(self, source: str, target: str) -> Hop:
         """From a device to another."""
@@ -77,17 +87,20 @@ class Ways:
         through = f"{a} > {b}" if link.bytes_per_s < min(out, into) else ""
         return Hop(f"{a} out", f"{b} in", link, out, into, True, through)
 
-    def _spread(self, sources: Sequence[str], targets: Sequence[str]) -> Hops:
-        """A copy to each target, readers spread over the sources.
+    def _pieces(self, source: Grid, target: Grid) -> tuple[tuple[float, Hops], ...]:
+        """Where each target device's part of an array comes from.
 
-        A target that is a source has what it needs.
+        Both grids divide the array evenly, by lanes and by tensor shards. Returns
+        parts of what a target device gets, and the hops of the copies of that size.
         """
-        held = set(sources)
-        return self.counted(
-            (sources[i % len(sources)], target)
-            for i, target in enumerate(targets)
-            if target not in held
-        )
+        pairs: dict[float, list[tuple[str, str]]] = {}
+        for i, of_lane in enumerate(_overlaps(source.lanes, target.lanes)):
+            for j, of_shard in enumerate(_overlaps(source.tensor, target.tensor)):
+                to = target.devices[i * target.tensor + j]
+                for (k, rows), (m, columns) in itertools.product(of_lane, of_shard):
+                    by = source.devices[k * source.tensor + m]
+                    pairs.setdefault(rows * columns, []).append((by, to))
+        return tuple((part, self.counted(each)) for part, each in pairs.items())
 
     def counted(self, pairs: Iterable[tuple[str, str]]) -> Hops:
         """Hops from device to device; between the same ways they are one."""
@@ -140,6 +153,20 @@ def load(
         tuple(hold_s for _, hold_s in held.values()),
         tuple(round(num_bytes) for num_bytes, _ in held.values()),
     )
+
+
+def _overlaps(sources: int, targets: int) -> list[list[tuple[int, float]]]:
+    """For each of ``targets`` even parts: the source parts it meets, and how much."""
+    found: list[list[tuple[int, float]]] = []
+    for i in range(targets):
+        start, stop = i * sources, (i + 1) * sources  # in parts of sources x targets
+        found.append(
+            [
+                (k, (min(stop, (k + 1) * targets) - max(start, k * targets)) / sources)
+                for k in range(start // targets, -(-stop // targets))
+            ]
+        )
+    return found
 
 
 def ring(ways: Ways, lanes: int, tensor: int, devices: Sequence[str]) -> Hops:

@@ -5,6 +5,8 @@
 A gradient is first summed over the lanes of its own mesh and cut to each home's box,
 then copied there and added in the order the Program lists. State never moves: a home
 updates its boxes, and only new parameters travel, in the dtype they are computed with.
+Each lane sends and receives its part of a box, never all of it: links between meshes
+are slower than those inside, where the lanes then gather the whole.
 """
 
 import functools
@@ -14,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
@@ -108,11 +110,7 @@ class GroupRuntime:
         for member in self.members:
             cut = self._partial(member)(grads[member])
             flat = [x for home in self.homes for x in cut[home]]
-            targets = [
-                self.layout.slice(home, leaf, box)
-                for home in self.homes
-                for leaf, box in self.held[home]
-            ]
+            targets = [s for home in self.homes for s in self._pieces(home, home)]
             moved = iter(move(flat, targets))
             for home in self.homes:
                 parts[home].append(tuple(next(moved) for _ in self.held[home]))
@@ -132,8 +130,8 @@ class GroupRuntime:
 
         def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
             summed = tuple(
-                self._over_lanes(home, g, box, sharding)
-                for g, (_, box), sharding in zip(
+                self._over_lanes(home, leaf, g, box, sharding)
+                for g, (leaf, box), sharding in zip(
                     grads, self.held[home], wanted, strict=True
                 )
             )
@@ -146,20 +144,12 @@ class GroupRuntime:
     def _partial(self, member: Place) -> Callable[..., Any]:
         index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
 
-        out = {
-            home: tuple(
-                self.layout.slice(member, leaf, box)
-                if home == member
-                else self.layout.piece(member, leaf, box)
-                for leaf, box in self.held[home]
-            )
-            for home in self.homes
-        }
+        out = {home: self._pieces(member, home) for home in self.homes}
 
         def f(grads: Arrays) -> dict[Place, Arrays]:
             return {
                 home: tuple(
-                    self._over_lanes(member, grads[index[leaf.id]], box, sharding)
+                    self._over_lanes(member, leaf, grads[index[leaf.id]], box, sharding)
                     for (leaf, box), sharding in zip(
                         self.held[home], out[home], strict=True
                     )
@@ -170,33 +160,43 @@ class GroupRuntime:
         return self.programs.get(f, (self._grads(member),), out_shardings=out)
 
     def _over_lanes(
-        self, place: Place, grad: jax.Array, box: Box, target: NamedSharding
+        self,
+        place: Place,
+        leaf: Leaf,
+        grad: jax.Array,
+        box: Box,
+        target: NamedSharding,
     ) -> jax.Array:
         """The sum over lanes of a box; each lane keeps its rows if ``target`` says so.
 
         Said as a reduce-scatter: a sum whose result is then cut would move twice the
-        bytes on backends that do not see through it.
+        bytes on backends that do not see through it. Said for each tensor shard: left
+        to the partitioner, every shard would gather the others' first.
         """
         if self.layout.lanes(place) == 1:
             return _cut(grad, box)
+        spec = self.layout.grad(place, leaf).spec
+        here = tuple(
+            (0, (stop - start) // self.layout.shape(place)[2])
+            if MODEL in spec[dim + 1 : dim + 2]
+            else (start, stop)
+            for dim, (start, stop) in enumerate(box)
+        )
         split = [dim for dim, axis in enumerate(target.spec) if axis == DATA]
-        tensor = self.layout.shape(place)[2]
 
         def each(mine: jax.Array) -> jax.Array:
-            part = _cut(jnp.squeeze(mine, 0), box)
+            part = _cut(jnp.squeeze(mine, 0), here)
             if not split:
                 return jax.lax.psum(part, DATA)
             return jax.lax.psum_scatter(
                 part, DATA, scatter_dimension=split[0], tiled=True
             )
 
-        out_axes = [DATA if dim in split else None for dim in range(grad.ndim - 1)]
         return jax.shard_map(
             each,
             mesh=self.layout.mesh(place),
-            in_specs=PartitionSpec(DATA),
-            out_specs=PartitionSpec(*out_axes),
-            axis_names={DATA} if tensor > 1 else {DATA, MODEL},
+            in_specs=spec,
+            out_specs=target.spec,
             check_vma=False,
         )(grad)
 
@@ -208,8 +208,14 @@ class GroupRuntime:
             )
             return summed, _squares(summed)
 
-        args = ([self._slice_structs(home, "float32")] * len(self.members),)
+        structs = tuple(
+            struct(box_shape(box), "float32", sharding)
+            for (_, box), sharding in zip(
+                self.held[home], self._pieces(home, home), strict=True
+            )
+        )
         out = (self._slices(home), self.layout.replicated(home))
+        args = ([structs] * len(self.members),)
         return self.programs.get(f, args, out_shardings=out)
 
     # Update
@@ -356,24 +362,19 @@ class GroupRuntime:
         """Every leaf's pieces on their way to a place; None: they are at home there."""
         if self.homes == (place,):
             return None
-        leaves = self.group.leaves
-        whole = {leaf.id: tuple((0, d) for d in leaf.shape) for leaf in leaves}
         flat: list[jax.Array] = []
         targets: list[NamedSharding] = []
         order: list[tuple[str, Box]] = []
         for home in self.homes:
-            for (leaf, box), array in zip(self.held[home], slices[home], strict=True):
-                flat.append(array)
-                targets.append(
-                    self.layout.param(place, leaf)
-                    if box == whole[leaf.id]
-                    else self.layout.piece(place, leaf, box)
-                )
-                order.append((leaf.id, box))
+            flat += slices[home]
+            targets += (
+                self._pieces(place, home) if home != place else self._slices(home)
+            )
+            order += [(leaf.id, box) for leaf, box in self.held[home]]
         moved = dict(zip(order, move(flat, targets), strict=True))
         return tuple(
             [moved[key] for key in sorted(moved) if key[0] == leaf.id]
-            for leaf in leaves
+            for leaf in self.group.leaves
         )
 
     @memo
@@ -386,10 +387,7 @@ class GroupRuntime:
             )
         ]
         target = self._params(place)
-        if all(
-            s.dtype == t.dtype and s.sharding.is_equivalent_to(t.sharding, len(s.shape))
-            for s, t in zip(source, target, strict=True)
-        ):
+        if all(_is(s, t) for s, t in zip(source, target, strict=True)):
             return lambda slices: slices
         return self.programs.get(
             lambda p: tuple(x.astype(t.dtype) for x, t in zip(p, target, strict=True)),
@@ -399,31 +397,25 @@ class GroupRuntime:
 
     @memo
     def _join(self, place: Place) -> Callable[..., Any]:
-        """Boxes of several homes, all lying on ``place``, become whole parameters."""
+        """Boxes of several homes, all lying on ``place``, become whole parameters.
+
+        Each is gathered over the lanes before they are joined: the other way round the
+        lanes' rows would lie in turns, and the whole be copied once more.
+        """
         target = self._params(place)
-        parts = []
-        for leaf in self.group.leaves:
-            boxes = sorted(
-                box for held in self.held.values() for x, box in held if x is leaf
-            )
-            whole = tuple((0, d) for d in leaf.shape)
-            parts.append(
-                [
-                    struct(
-                        box_shape(box),
-                        self.slice_dtypes[leaf.id],
-                        self.layout.param(place, leaf)
-                        if box == whole
-                        else self.layout.piece(place, leaf, box),
-                    )
-                    for box in boxes
-                ]
-            )
-        same = all(
-            len(p) == 1 and p[0].dtype == t.dtype
-            for p, t in zip(parts, target, strict=True)
+        found: dict[str, list[tuple[Box, jax.ShapeDtypeStruct]]] = {}
+        for home in self.homes:
+            here = self._pieces(place, home) if home != place else self._slices(home)
+            for (leaf, box), sharding in zip(self.held[home], here, strict=True):
+                piece = struct(box_shape(box), self.slice_dtypes[leaf.id], sharding)
+                found.setdefault(leaf.id, []).append((box, piece))
+        parts = tuple(
+            [piece for _, piece in sorted(found[leaf.id], key=lambda x: x[0])]
+            for leaf in self.group.leaves
         )
-        if same:
+        if all(
+            len(p) == 1 and _is(p[0], t) for p, t in zip(parts, target, strict=True)
+        ):
             return lambda parts: tuple(p[0] for p in parts)
         dims = [
             next((d for d, n in enumerate(leaf.shape) if p[0].shape[d] != n), 0)
@@ -431,19 +423,32 @@ class GroupRuntime:
         ]
 
         def f(parts: tuple[list[jax.Array], ...]) -> Arrays:
+            whole = [
+                [
+                    jax.lax.with_sharding_constraint(x.astype(t.dtype), t.sharding)
+                    for x in p
+                ]
+                for p, t in zip(parts, target, strict=True)
+            ]
             return tuple(
-                jnp.concatenate(p, axis=d).astype(t.dtype)
-                if len(p) > 1
-                else p[0].astype(t.dtype)
-                for p, d, t in zip(parts, dims, target, strict=True)
+                jnp.concatenate(p, axis=d) if len(p) > 1 else p[0]
+                for p, d in zip(whole, dims, strict=True)
             )
 
         return self.programs.get(
-            f, (tuple(parts),), out_shardings=tuple(t.sharding for t in target)
+            f, (parts,), out_shardings=tuple(t.sharding for t in target)
         )
 
     # Shapes
 
+    @memo
+    def _pieces(self, place: Place, home: Place) -> tuple[NamedSharding, ...]:
+        """A home's boxes on their way to or from a place."""
+        return tuple(
+            self.layout.piece(place, leaf, box) for leaf, box in self.held[home]
+        )
+
+    @memo
     def _slices(self, home: Place) -> tuple[Any, ...]:
         return tuple(
             self.layout.slice(home, leaf, box) for leaf, box in self.held[home]
@@ -477,6 +482,13 @@ class GroupRuntime:
                 self.group.leaves, self.param_dtypes[place], strict=True
             )
         )
+
+
+def _is(given: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> bool:
+    """Whether one array can stand for another as it lies."""
+    return given.dtype == wanted.dtype and given.sharding.is_equivalent_to(
+        wanted.sharding, len(given.shape)
+    )
 
 
 def _cut(x: jax.Array, box: Box) -> jax.Array:

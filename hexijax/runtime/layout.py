@@ -9,7 +9,7 @@ Parameters and state have no such dim.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -95,41 +95,42 @@ class Layout:
         return (lanes, *leaf.shape) if lanes > 1 else leaf.shape
 
     def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
-        """A box of a leaf's state at home: split over tensor shards, then lanes.
+        """A box of a leaf's state at home: as it travels, or whole on every lane."""
+        if self.whole_leaves:
+            return self._sharding(place, self._shard_axes(place, leaf, box))
+        return self.piece(place, leaf, box)
+
+    def piece(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
+        """A box of a leaf on its way to or from a place: by tensor shards, then lanes.
 
         The lanes divide the first dim with a whole number of rows for each; where no
         dim has, each lane holds the box.
         """
-        _, lanes, tensor = self.shape(place)
+        lanes, shape = self.lanes(place), box_shape(box)
+        axes = self._shard_axes(place, leaf, box)
+        if lanes > 1:
+            for dim, rows in enumerate(shape):
+                if axes[dim] is None and rows and rows % lanes == 0:
+                    axes[dim] = DATA
+                    break
+        return self._sharding(place, axes)
+
+    def _shard_axes(self, place: Place, leaf: Leaf, box: Box) -> list[str | None]:
+        """Axes of a box's dims: tensor shards divide it where they have whole rows."""
+        _, _, tensor = self.shape(place)
         shape = box_shape(box)
         axes: list[str | None] = [None] * len(shape)
         cut = leaf.tensor_dim
         if tensor > 1 and cut is not None and shape[cut] % tensor == 0:
             axes[cut] = MODEL
-        if lanes > 1 and not self.whole_leaves:
-            free = [d for d, axis in enumerate(axes) if axis is None]
-            for dim in free:
-                if shape[dim] and shape[dim] % lanes == 0:
-                    axes[dim] = DATA
-                    break
-        return self._sharding(place, tuple(axes))
-
-    def piece(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
-        """A box of a leaf as it stands on a stage that is not its home."""
-        axes = list(self._tensor_axes(place, leaf))
-        tensor = self.shape(place)[2]
-        shape = box_shape(box)
-        for dim, axis in enumerate(axes):
-            if axis == MODEL and shape[dim] % tensor:
-                axes[dim] = None
-        return self._sharding(place, tuple(axes))
+        return axes
 
     def _tensor_axes(self, place: Place, leaf: Leaf) -> tuple[str | None, ...]:
         if self.shape(place)[2] == 1 or leaf.tensor_dim is None:
             return ()
         return (None,) * leaf.tensor_dim + (MODEL,)
 
-    def _sharding(self, place: Place, axes: tuple[str | None, ...]) -> NamedSharding:
+    def _sharding(self, place: Place, axes: Sequence[str | None]) -> NamedSharding:
         while axes and axes[-1] is None:
             axes = axes[:-1]
         return NamedSharding(self.mesh(place), PartitionSpec(*axes))

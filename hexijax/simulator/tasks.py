@@ -270,8 +270,8 @@ class _Writer:
                 along = self._senders(left, home)
                 task = self._arrive(i, exchange.arrive(home), along)
                 arrived = [task] if task >= 0 else [*summed.values()]
-                seconds = exchange.add_s(home)
-                task = self._program(i, What.SYNC, home, seconds, [*own, *arrived])
+                add, after = exchange.add(home), [*own, *arrived]
+                task = self._program(i, What.SYNC, home, add.seconds, after, add.ways)
             for buffer in i.writes:
                 if buffer.place == home:
                     self._made[buffer] = task

@@ -192,3 +192,20 @@ def test_whole_leaves_never_promise_less():
     whole = plan_memory(make_plan(stage), CHAIN, CLUSTER, whole_leaves=True)["n0/0"]
     assert whole.sync_bytes >= cut.sync_bytes
     assert whole.state_bytes > cut.state_bytes
+
+
+def test_gradients_cut_otherwise_are_put_together_at_home():
+    def replica(*devices: str, lanes: int) -> Replica:
+        stage = Stage(devices=devices, layers=(0, 8), lanes=lanes)
+        return Replica(stages=(stage,), microbatches=1, microbatch_size=2, samples=2)
+
+    def promised(other: Replica) -> MemoryParts:
+        alike = replica("n0/0", lanes=1)
+        share = StateShare(groups=("*",), shares={Place("r0.s0"): 1.0})
+        plan = Plan(replicas=(alike, other), batch_size=4, state=(share,))
+        return plan_memory(plan, CHAIN, CLUSTER)["n0/0"]
+
+    plain = promised(replica("n1/0", lanes=1))
+    pieces = promised(replica("n1/0", "n1/1", lanes=2))
+    # One bucket; two of them may be in flight, each with one gradient in pieces.
+    assert pieces.sync_bytes - plain.sync_bytes == 2 * CHAIN.num_params * 4

@@ -91,9 +91,9 @@ class FreeExchange(Exchange):
 
     arrive = spread_out = spread_in = leave
 
-    def add_s(self, home: object) -> float:
+    def add(self, home: object) -> Call:
         """No time."""
-        return 0.0
+        return Call(0.0)
 
     def join(self, user: object) -> None:
         """No program."""

@@ -9,7 +9,7 @@ from hexijax.costs import PlanCosts
 from hexijax.costs.borders import Carriage
 from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S, HOST_CALL_S
-from hexijax.costs.ways import Ways
+from hexijax.costs.ways import Grid, Ways
 from hexijax.costs.ways import load as ways_load
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan, StateShare
@@ -69,13 +69,52 @@ def test_uneven_shares_travel_as_they_are():
     assert uneven.link_bytes["b out"] == chain.num_params * 4
 
 
-def test_every_device_of_a_user_gets_its_copy():
+def test_each_lane_gets_its_part_and_they_gather_the_whole():
     chain = make_chain(1, sizes=[4096])
     lone = played(pair(), chain, cluster(("a", 1), ("b", 1)))
-    laned = played(pair(lanes=2), chain, cluster(("a", 2), ("b", 2)))
-    # Gradients go to the lane that keeps them, parameters to both lanes.
-    sent = lone.link_bytes["a out"]
-    assert laned.link_bytes["a out"] == pytest.approx(1.5 * sent, rel=0.001)
+    for lanes in (2, 4):
+        machines = cluster(("a", lanes), ("b", lanes))
+        laned = played(pair(lanes=lanes), chain, machines)
+        for way in ("a out", "b out", "a in", "b in"):
+            assert laned.link_bytes[way] == pytest.approx(
+                lone.link_bytes[way], rel=1e-3
+            )
+
+
+def test_lanes_reduce_scatter_their_sum_and_gather_what_came():
+    chain = make_chain(1, sizes=[4096])
+    machines = cluster(("a", 4), ("b", 4))
+    costs = PlanCosts(pair(lanes=4), chain, machines)
+    exchange = costs.exchange("l0")
+    passed = 3 / 4 * chain.num_params * 4
+    memory_s = (
+        2 * chain.num_params * 4 / machines.device("a/0").profile.memory_bytes_per_s
+    )
+    partial, join = exchange.partial(R0), exchange.join(R0)
+    assert partial.seconds - CALL_S == pytest.approx(passed / 100e9, rel=1e-3)
+    assert join
+    assert join.seconds - CALL_S == pytest.approx(passed / 100e9 + memory_s, rel=1e-3)
+
+
+def test_copies_between_unlike_lanes_are_cut_where_both_are():
+    ways = Ways(cluster(("a", 4), ("b", 4)))
+
+    def pieces(sources: tuple[int, int], targets: tuple[int, int]) -> list[float]:
+        grids = [
+            Grid(tuple(f"{node}/{i}" for i in range(a * b)), a, b)
+            for node, (a, b) in (("a", sources), ("b", targets))
+        ]
+        made = ways.pieces(*grids)
+        counts = [(part, sum(n for _, n in hops)) for part, hops in made]
+        assert sum(part * n for part, n in counts) == pytest.approx(
+            targets[0] * targets[1]
+        )
+        return [part for part, n in counts for _ in range(n)]
+
+    assert pieces((1, 1), (4, 1)) == [1.0] * 4
+    assert pieces((4, 1), (1, 1)) == [0.25] * 4
+    assert pieces((2, 2), (4, 1)) == [0.5] * 8
+    assert pieces((3, 1), (2, 1)) == pytest.approx([2 / 3] * 2 + [1 / 3] * 2)
 
 
 def test_the_host_makes_the_calls_that_the_runtime_makes():
