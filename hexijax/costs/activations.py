@@ -147,7 +147,9 @@ def within_bytes(
         joined=joined,
     )
     alive = model(chain, layers, start, stop, stage, samples)
-    return within.temps.within_bytes(key, alive, temp_factor(within.profile))
+    return within.temps.within_bytes(
+        key, alive, temp_factor(within.profile, stage.dtype)
+    )
 
 
 def batch_bytes(chain: Chain, start: int, stop: int, samples: int) -> int:

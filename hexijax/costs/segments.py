@@ -49,7 +49,7 @@ def segment_programs(
     chain: Chain, within: Within, stage: Stage, segment: int, samples: int
 ) -> dict[str, ProgramBytes]:
     """The programs of one segment for a microbatch of ``samples`` a lane."""
-    layers, factor = within.layers, temp_factor(within.profile)
+    layers, factor = within.layers, temp_factor(within.profile, stage.dtype)
     joined = within.joined and segment == len(stage.segments) - 1
     start, stop = stage.segment_layers(segment)
     params, grads = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)

@@ -18,11 +18,16 @@ from typing import Any
 from hexijax.cluster import DeviceProfile
 from hexijax.layers.chain import Layer, Remat
 
-FACTORS = {("cpu", "0.10"): 1.5, ("cpu", "0.12"): 1.15}
-"""By vendor and JAX version. XLA:CPU ignores what keeps recomputation late, and old
-versions of it run all layers' at once."""
+FACTORS = {
+    ("cpu", "0.10", "float32"): 1.6,
+    ("cpu", "0.10", "bfloat16"): 2.9,
+    ("cpu", "0.12", "float32"): 1.15,
+    ("cpu", "0.12", "bfloat16"): 1.9,
+}
+"""By vendor, JAX version and compute dtype. XLA:CPU ignores what keeps recomputation
+late, old versions of it run all layers' at once, and bfloat16 is float32 inside."""
 
-OTHER_CPU = 1.5
+OTHER_CPU, OTHER_CPU_HALF = 1.6, 2.9
 """Of a JAX version nobody measured: the worst of those known."""
 
 
@@ -36,10 +41,12 @@ def jax_version() -> str:
     return ".".join(installed.split(".")[:2])
 
 
-def temp_factor(profile: DeviceProfile) -> float:
+def temp_factor(profile: DeviceProfile, dtype: str) -> float:
     """What the model's figure is multiplied with on a kind."""
-    other = OTHER_CPU if profile.vendor == "cpu" else 1.0
-    return FACTORS.get((profile.vendor, jax_version()), other)
+    other = 1.0
+    if profile.vendor == "cpu":
+        other = OTHER_CPU if dtype == "float32" else OTHER_CPU_HALF
+    return FACTORS.get((profile.vendor, jax_version(), dtype), other)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

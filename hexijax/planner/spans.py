@@ -75,7 +75,7 @@ class LayerArrays:
         layers = chain.layers_under(fused_attention=mesh.fused_attention)
         times = layer_times(chain, mesh, samples)
         self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
-        self.temp_factor = temp_factor(mesh.profile)
+        self.temp_factor = temp_factor(mesh.profile, dtype)
         held = [
             held_bytes(chain, (i, i + 1), tensor, dtype)[0] for i in range(len(layers))
         ]

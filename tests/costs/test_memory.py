@@ -66,7 +66,7 @@ def test_parts_by_hand():
     assert first.transient_bytes >= 2 * MIB
     # The last stage runs one, of one sample a lane, both ways in one program.
     assert second.activations_bytes < MIB
-    assert 5 * MIB <= second.transient_bytes / temp_factor(FAST) < 8 * MIB
+    assert 5 * MIB <= second.transient_bytes / temp_factor(FAST, "float32") < 8 * MIB
     apart = dataclasses.replace(plan, schedule=Schedule.GPIPE)
     held = plan_memory(apart, CHAIN, CLUSTER)["n1/0"].activations_bytes
     assert 4 * 5 * MIB <= held < 4 * 6 * MIB
