@@ -12,11 +12,20 @@ from hexijax.layers.chain import Chain
 from hexijax.planner.mesh import compute_dtype
 
 
-def bound_s(chain: Chain, cluster: Cluster, *, batch_size: int, dtype: str) -> float:
-    """The least seconds of a step."""
+def bound_s(
+    chain: Chain,
+    cluster: Cluster,
+    *,
+    batch_size: int,
+    dtype: str,
+    kind: str | None = None,
+) -> float:
+    """The least seconds of a step, on all devices or on those of one kind."""
     rates: dict[str, float] = {}
     total = 0.0
     for device in cluster.devices:
+        if kind not in (None, device.kind):
+            continue
         if device.kind not in rates:
             shape = MeshShape(
                 profile=device.profile, dtype=compute_dtype(dtype, device)

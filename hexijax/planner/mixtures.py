@@ -83,10 +83,14 @@ Form = tuple[Slot, ...]
 """Slots of a replica, in the order of its stages."""
 
 
-def device_classes(cluster: Cluster) -> tuple[DeviceClass, ...]:
-    """The classes of a cluster, roomiest first."""
+def device_classes(
+    cluster: Cluster, only: str | None = None
+) -> tuple[DeviceClass, ...]:
+    """The classes of a cluster, or of its devices of one kind, roomiest first."""
     blocks: dict[tuple[str, str, int], list[str]] = {}
     for device in cluster.devices:
+        if only not in (None, device.kind):
+            continue
         key = (device.node, device.kind, device.usable_memory_bytes)
         blocks.setdefault(key, []).append(device.name)
     classes: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
@@ -114,7 +118,8 @@ class Mixtures:
         degrees: Sequence[int],
         num_layers: int,
         batch_size: int,
-        use_all: bool,
+        use_all: bool = False,
+        kind: str | None = None,
     ) -> None:
         self._cluster = cluster
         self._maker = maker
@@ -123,7 +128,7 @@ class Mixtures:
         self._num_layers = num_layers
         self._batch_size = batch_size
         self._use_all = use_all
-        self.classes = device_classes(cluster)
+        self.classes = device_classes(cluster, kind)
         self._meshes: dict[Form, tuple[Mesh, ...] | None] = {}
         self._ideals: dict[Form, float] = {}
         self._sizes = sizes_up_to(batch_size)

@@ -24,6 +24,9 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
                 yield dataclasses.replace(plan, replicas=replicas, prediction=None)
     for group in _equal_replicas(plan):
         first = plan.replicas[group[0]]
+        yield from (
+            _with(plan, group, changed) for changed in _microbatches(first, options)
+        )
         if (
             options.layers_per_stage is None
             and plan.schedule is not Schedule.INTERLEAVED
@@ -33,9 +36,6 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
                     moved = _border_moved(first, k, by)
                     if moved:
                         yield _with(plan, group, moved)
-        yield from (
-            _with(plan, group, changed) for changed in _microbatches(first, options)
-        )
         if options.layers_per_segment is None:
             for most in (None, 4, 2, 1):
                 cut = _segmented(first, most)

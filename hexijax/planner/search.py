@@ -10,6 +10,8 @@ microbatch counts. Effort is counted, never timed: equal input, equal plan, unle
 
 import collections
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -49,6 +51,9 @@ REFINED = 4
 
 RESCHEDULED = 2
 """Pipelines that are tried under other schedules, the best of the played."""
+
+LEAST = 8
+"""Layouts, and variants of the best, that are simulated however long they are."""
 
 SAME_FAMILY = 0.03
 """What a layout counts as slower for each better one of its family."""
@@ -306,17 +311,31 @@ class _Search:
                 use_all=options.use_all_devices,
             )
             return
-        mixtures = Mixtures(
+        make = functools.partial(
+            Mixtures,
             self._cluster,
             self._maker,
             self._scorer.fitter,
             degrees=self._degrees,
             num_layers=len(self._chain.layers),
             batch_size=self._batch_size,
-            use_all=options.use_all_devices,
         )
         per_segment = layers_per_segment(2, options.layers_per_segment)
-        yield from mixtures.layouts(per_segment, bound)
+        yield from make(use_all=options.use_all_devices).layouts(per_segment, bound)
+        kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
+        if len(kinds) == 1 or options.use_all_devices:
+            return
+        for kind in kinds:  # where mixing does not pay, by themselves
+            alone_s = bound_s(
+                self._chain,
+                self._cluster,
+                batch_size=self._batch_size,
+                dtype=self._dtype,
+                kind=kind,
+            )
+            best_s = min((x.step_s for x in self._scored.values()), default=math.inf)
+            if alone_s < best_s:
+                yield from make(kind=kind).layouts(per_segment, alone_s)
 
     def _score_all(self, found: Iterable[Layout]) -> None:
         best_s = float("inf")
@@ -393,7 +412,8 @@ class _Search:
                 forms.setdefault(self._scorer.form(scored), scored)
             order = _diverse(forms.values())
         for scored in order:
-            enough = left <= 0 or scored.step_s > order[0].step_s * PLAYED_WITHIN
+            spent = left <= 0 and len(self._finished) >= LEAST
+            enough = spent or scored.step_s > order[0].step_s * PLAYED_WITHIN
             if self._finished and (enough or first_only):
                 break
             plan = self._fitting(scored)
@@ -471,11 +491,11 @@ class _Search:
         left = self._effort.refined
         tried = {dataclasses.replace(plan, prediction=None) for plan in self._finished}
         for i, (start, start_s) in enumerate(best):
-            share = left // (len(best) - i)
-            left -= share - self._refine_one(start, start_s, share, tried)
+            share, least = left // (len(best) - i), 0 if i else LEAST
+            left -= share - self._refine_one(start, start_s, share, least, tried)
 
     def _refine_one(
-        self, start: Plan, start_s: float, budget: int, tried: set[Plan]
+        self, start: Plan, start_s: float, budget: int, least: int, tried: set[Plan]
     ) -> int:
         """Walks from one plan; returns what is left of its budget."""
         best, best_s = start, start_s
@@ -486,8 +506,9 @@ class _Search:
             for plan in variants(plain, self._options):
                 if plan in tried or not _valid(plan):
                     continue
-                if budget <= 0:
+                if budget <= 0 and least <= 0:
                     return 0
+                least -= 1
                 self._check_time()
                 tried.add(plan)
                 budget -= num_instructions(plan)
