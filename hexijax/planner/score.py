@@ -74,15 +74,26 @@ class Scorer:
         self._far: dict[tuple[str, str], float] = {}
         self._near: dict[tuple[str, ...], float] = {}
 
-    def score(self, layout: Layout, budget_share: float = 1.0) -> Scored | None:
-        """The layout at its best, or None where it cannot be."""
-        key = (tuple(tuple(map(id, meshes)) for meshes in layout), budget_share)
+    def score(
+        self, layout: Layout, budget_share: float = 1.0, most_samples: int | None = None
+    ) -> Scored | None:
+        """The layout at its best, or None where it cannot be.
+
+        Args:
+          layout: meshes of each replica.
+          budget_share: of usable memory.
+          most_samples: of a microbatch; None: as many as are fastest by the formula.
+        """
+        meshes_key = tuple(tuple(map(id, meshes)) for meshes in layout)
+        key = (meshes_key, budget_share, most_samples)
         if key not in self._seen:
             self.count += 1
-            self._seen[key] = self._score(layout, budget_share)
+            self._seen[key] = self._score(layout, budget_share, most_samples)
         return self._seen[key]
 
-    def _score(self, layout: Layout, budget_share: float) -> Scored | None:
+    def _score(
+        self, layout: Layout, budget_share: float, most_samples: int | None
+    ) -> Scored | None:
         if not self._possible(layout):
             return None
         splits = self._own_splits(layout)
@@ -90,7 +101,9 @@ class Scorer:
             return None
         wanted = layers_per_segment(len(layout), self._options.layers_per_segment)
         for per_segment in shorter(wanted, self._options.layers_per_segment):
-            found = self._with_segments(layout, splits, per_segment, budget_share)
+            found = self._with_segments(
+                layout, splits, per_segment, budget_share, most_samples
+            )
             if found:
                 return found
         return None
@@ -101,6 +114,7 @@ class Scorer:
         splits: Sequence[tuple[int, ...] | None],
         per_segment: int | None,
         budget_share: float,
+        most_samples: int | None,
     ) -> Scored | None:
         state_devices = sum(min(m.shape.num_devices for m in x) for x in layout)
         setting = Setting(
@@ -113,6 +127,8 @@ class Scorer:
         fits: list[tuple[Fitted, ...]] = []
         for meshes, split in zip(layout, splits, strict=True):
             found = self.fitter.fits(meshes, setting, split)
+            if most_samples is not None:
+                found = tuple(f for f in found if f.option.size <= most_samples)
             if not found:
                 return None
             fits.append(found)
