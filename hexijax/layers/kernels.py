@@ -61,10 +61,12 @@ def trace_chain(
             fused = loss.variant(dtype=dtype, attention="cudnn")
             with compat.cudnn_traceable():
                 try:
-                    chain = with_fused(chain, trace(fused, checked=False).chain)
-                except (NotImplementedError, ValueError) as error:
+                    traced = trace(fused, checked=False).chain
+                except (NotImplementedError, ValueError) as error:  # JAX raises both
                     note = f"cuDNN's attention refuses the model: {error}"
                     chain = dataclasses.replace(chain, notes=(*chain.notes, note))
+                else:
+                    chain = with_fused(chain, traced)
     return dataclasses.replace(chain, tokens_per_sample=tokens_per_sample)
 
 

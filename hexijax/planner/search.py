@@ -573,4 +573,4 @@ def _valid(plan: Plan) -> bool:
     return all(
         0 < replica.samples <= replica.microbatches * replica.microbatch_size
         for replica in plan.replicas
-    ) and isinstance(plan.schedule, Schedule)
+    )

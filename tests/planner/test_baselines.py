@@ -2,7 +2,6 @@
 
 import os
 import random
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from hexijax.planner.judge import Judge
 from hexijax.published.sailor import Case, published_cases
 from tests.cluster.random_clusters import random_cluster
 from tests.plan.examples import make_chain, make_cluster, make_kind
+from tests.public_data import FOLDER, needs_public_data
 
 CHAIN = make_chain(10, width=256, rows=512)
 TWO_KINDS = (make_kind("fast", tflops=10), make_kind("slow", tflops=2.5))
@@ -132,12 +132,11 @@ IMITATES = {
     "flashflex": "hexiscale-style",
     "amp": "megatron-style",
 }
-FOLDER = os.environ.get("HEXIJAX_DATA")
-CASES = published_cases(Path(FOLDER)) if FOLDER else ()
+CASES = published_cases(FOLDER) if "HEXIJAX_DATA" in os.environ else ()
 QUICK = ("4+12_metis",)
 
 
-@pytest.mark.skipif(not CASES, reason="HEXIJAX_DATA names no folder of measurements")
+@needs_public_data
 @pytest.mark.parametrize(
     "case",
     [

@@ -3,7 +3,6 @@
 import itertools
 import os
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,9 +11,9 @@ from hypothesis import strategies as st
 from hexijax.planner.batches import BatchOption, end_s
 from hexijax.planner.whole_batches import split_whole
 from hexijax.published.cephalo import GoldenCase, golden_cases
+from tests.public_data import FOLDER, needs_public_data
 
-FOLDER = os.environ.get("HEXIJAX_DATA")
-CASES = golden_cases(Path(FOLDER)) if FOLDER else ()
+CASES = golden_cases(FOLDER) if "HEXIJAX_DATA" in os.environ else ()
 
 
 def brute_force(batch_size: int, replicas: list[list[BatchOption]]) -> float:
@@ -77,7 +76,7 @@ def options(case: GoldenCase) -> list[list[BatchOption]]:
     ]
 
 
-@pytest.mark.skipif(not CASES, reason="HEXIJAX_DATA names no folder of measurements")
+@needs_public_data
 def test_published_cycles_are_reached_exactly():
     for case in CASES:
         replicas = options(case)
@@ -87,7 +86,7 @@ def test_published_cycles_are_reached_exactly():
         assert cycle_s == pytest.approx(case.optimal_cycle_s, rel=1e-9), case.name
 
 
-@pytest.mark.skipif(not CASES, reason="HEXIJAX_DATA names no folder of measurements")
+@needs_public_data
 def test_two_l4_an_a6000_and_a_p40_share_64_samples_as_published():
     case = next(case for case in CASES if case.name.startswith("row7/"))
     replicas = options(case)
