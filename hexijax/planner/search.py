@@ -21,6 +21,7 @@ from hexijax.plan.checks import check_batch, check_layers
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
 from hexijax.plan.plan import Plan, PlanError, Schedule
 from hexijax.planner.bound import bound_s
+from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.exhaustive import every_layout
 from hexijax.planner.grouping import layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
@@ -32,9 +33,6 @@ from hexijax.planner.options import Grouping, PlanOptions
 from hexijax.planner.refine import variants
 from hexijax.planner.score import Scored, Scorer
 from hexijax.planner.segments import layers_per_segment
-
-FEW = 4
-"""Devices of which every layout is scored."""
 
 STARTS = 4
 """Layouts from which local search walks."""
@@ -58,11 +56,6 @@ LEAST = 8
 SAME_FAMILY = 0.03
 """What a layout counts as slower for each better one of its family."""
 
-FIXED_INSTRUCTIONS = 80
-"""What simulating a plan costs before its first instruction."""
-
-STAGE_INSTRUCTIONS = 25
-"""What each stage's memory and sums cost, equal replicas or not."""
 
 OPTIMISTIC = 1.25
 """Of the budget, where the layer-by-layer bound of memory finds no room: the finished
@@ -70,49 +63,6 @@ plan is counted exactly."""
 
 Progress = Callable[[str, float], None]
 """Is told what is done now and the best step so far, in seconds (inf: none yet)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """How much is tried, counted; by the number of devices."""
-
-    scored: int
-    """Layouts by formula."""
-
-    played: int
-    """Instructions of the layouts' plans that are simulated."""
-
-    refined: int
-    """Instructions of their variants."""
-
-    @classmethod
-    def of(cls, num_devices: int) -> "Effort":
-        """What takes under a second up to 16 devices, and seconds for hundreds."""
-        if num_devices <= FEW:
-            return cls(scored=20_000, played=24_000, refined=24_000)
-        if num_devices <= 16:
-            return cls(scored=300, played=7_000, refined=5_000)
-        if num_devices <= 128:
-            return cls(scored=150, played=8_000, refined=4_000)
-        if num_devices <= 1024:
-            return cls(scored=200, played=24_000, refined=12_000)
-        return cls(scored=40, played=100_000, refined=60_000)
-
-
-def num_instructions(plan: Plan) -> int:
-    """About how many the simulator plays, equal replicas once, and its fixed cost."""
-    forms = {
-        tuple((s.layers, s.lanes, s.tensor, s.dtype) for s in r.stages): r
-        for r in plan.replicas
-    }
-    played = FIXED_INSTRUCTIONS
-    played += STAGE_INSTRUCTIONS * sum(len(r.stages) for r in plan.replicas)
-    for replica in forms.values():
-        stages = replica.stages
-        microbatches = min(replica.microbatches, 8 * len(stages) + 8)
-        calls = sum(len(stage.segments) for stage in stages)
-        played += microbatches * (2 * calls + 4 * len(stages))
-    return played
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from hexijax.cli.whatif import best_of
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.plan import serial
-from hexijax.planner.search import Effort
+from hexijax.planner.effort import Effort
 from hexijax.report.judged import judge
 from hexijax.report.page import page
 from hexijax.report.worth import Offer, Worth, classes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hexijax.planner.search import Effort
+from hexijax.planner.effort import Effort
 
 
 @pytest.fixture(autouse=True)

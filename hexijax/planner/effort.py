@@ -1,0 +1,60 @@
+"""How much a search tries: counted, never timed, so that equal input gives equal plans.
+
+number of devices -> Effort ; Plan -> about how many instructions it costs to play
+"""
+
+import dataclasses
+
+from hexijax.plan.plan import Plan
+
+FEW = 4
+"""Devices of which every layout is scored."""
+
+FIXED_INSTRUCTIONS = 80
+"""What simulating a plan costs before its first instruction."""
+
+STAGE_INSTRUCTIONS = 25
+"""What each stage's memory and sums cost, equal replicas or not."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How much is tried, counted; by the number of devices."""
+
+    scored: int
+    """Layouts by formula."""
+
+    played: int
+    """Instructions of the layouts' plans that are simulated."""
+
+    refined: int
+    """Instructions of their variants."""
+
+    @classmethod
+    def of(cls, num_devices: int) -> "Effort":
+        """What takes under a second up to 16 devices, and seconds for hundreds."""
+        if num_devices <= FEW:
+            return cls(scored=20_000, played=24_000, refined=24_000)
+        if num_devices <= 16:
+            return cls(scored=300, played=7_000, refined=5_000)
+        if num_devices <= 128:
+            return cls(scored=150, played=8_000, refined=4_000)
+        if num_devices <= 1024:
+            return cls(scored=200, played=24_000, refined=12_000)
+        return cls(scored=40, played=100_000, refined=60_000)
+
+
+def num_instructions(plan: Plan) -> int:
+    """About how many the simulator plays, equal replicas once, and its fixed cost."""
+    forms = {
+        tuple((s.layers, s.lanes, s.tensor, s.dtype) for s in r.stages): r
+        for r in plan.replicas
+    }
+    played = FIXED_INSTRUCTIONS
+    played += STAGE_INSTRUCTIONS * sum(len(r.stages) for r in plan.replicas)
+    for replica in forms.values():
+        stages = replica.stages
+        microbatches = min(replica.microbatches, 8 * len(stages) + 8)
+        calls = sum(len(stage.segments) for stage in stages)
+        played += microbatches * (2 * calls + 4 * len(stages))
+    return played
