@@ -32,6 +32,9 @@ from hexijax.costs.temp import temp_factor
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
 from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
+ALL, LAST = slice(None), slice(-1, None)
+"""Stops: every one, the loss."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
@@ -113,6 +116,28 @@ class LayerArrays:
             float,
         )
         self.batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
+        # Of runs of layers, whatever the load: many loads are tried.
+        self.length_FS = _lengths(len(layers))
+        self.params_FS = _span_sums(self.params_L)
+        self.largest_FS = _span_max(self.params_L)
+        self.whole_params_FS = _span_sums(self.whole_params_L)
+        self.held_FS = _span_sums(self.held_L)
+        self.most_held_FS = _span_max(self.held_L)
+        self.handed_FS = _span_sums(self.handed_L)
+        self.working_FS = _span_max(self.working_L)
+        self.most_entering_FS = _span_max(self.enter_S[:-1])
+        self.edges_FS = self.enter_S[:-1, None] + self.enter_S[None, :]
+        self.seconds_FS = _span_sums(self.seconds_L)
+        self.kept_PS = _sums(self.kept_PL)
+        self.added_s_PS, self.joined_s_PS = (
+            _sums(added_s_PL) for added_s_PL in (self.added_s_PL, self.joined_s_PL)
+        )
+        # Both ways in one program: the layer it works on was kept in part before, and
+        # that part counts once.
+        self.joined_PS = _sums(self.joined_PL) * self.temp_factor
+        part_PL = np.maximum(self.working_L - self.joined_PL, 0)
+        part_PF = np.array([_span_max(part_L)[:, -1] for part_L in part_PL])
+        self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
 
 
 def all_fits(arrays: LayerArrays, load: Load) -> bool:
@@ -151,24 +176,16 @@ class SpanTable:
     """Seconds and remat of every run of layers on one mesh under one load."""
 
     def __init__(self, arrays: LayerArrays, load: Load) -> None:
-        self._load = load
-        self._params_S = _sums(arrays.params_L)
-        self.fixed_FS = _fixed_bytes(arrays, load)
-        self._kept_PS = _sums(arrays.kept_PL)
+        self._arrays, self._load = arrays, load
+        num_layers = len(arrays.params_L)
+        segments_FS = -(
+            -np.maximum(arrays.length_FS, 1) // (load.per_segment or num_layers)
+        )
+        self._room_FS = load.budget_bytes - _fixed_bytes(arrays, load, segments_FS)
         # Runs up to the loss that are one segment: both ways in one program.
-        one_F = _num_segments(len(arrays.params_L), load)[:, -1] == 1
-        self._one_F = one_F & (load.live == 1)
-        self._joined_PS, self._more_PF = None, np.zeros((0, 0))
-        if self._one_F.any():
-            factor = arrays.temp_factor
-            self._joined_PS = _sums(arrays.joined_PL) * factor
-            # Its layer in full was kept in part before: that part counts once.
-            part_PL = np.maximum(arrays.working_L - arrays.joined_PL, 0)
-            part_PF = np.array([_span_max(part_L)[:, -1] for part_L in part_PL])
-            full_F = _span_max(arrays.working_L)[:, -1]
-            self._more_PF = factor * (part_PF - full_F)
+        self._one_F = (segments_FS[:, -1] == 1) & (load.live == 1)
         self._policy_FS, self._count_FS, fits_FS = self._choose()
-        seconds_FS = self._seconds(arrays)
+        seconds_FS = self._seconds() + 2 * CALL_S * segments_FS
         self.seconds_FS: Float[np.ndarray, "layers stops"] = np.where(
             fits_FS, seconds_FS, np.inf
         )
@@ -180,7 +197,7 @@ class SpanTable:
 
     def params(self, first: int, stop: int) -> float:
         """Parameters of one run of layers on one device."""
-        return float(self._params_S[stop] - self._params_S[first])
+        return float(self._arrays.params_FS[first, stop])
 
     def remat(self, first: int, stop: int) -> tuple[Remat, ...]:
         """One policy a layer."""
@@ -189,114 +206,89 @@ class SpanTable:
         later = self._load.remat[max(policy - 1, 0)]
         return (self._load.remat[policy],) * count + (later,) * (stop - first - count)
 
-    def least_bytes(self, first: int, stop: int) -> int:
-        """What one device needs for these layers under the smallest policy."""
-        to_the_loss = stop == len(self._one_F)
-        if self._joined_PS is not None and to_the_loss and self._one_F[first]:
-            joined = self._joined_PS[-1, stop] - self._joined_PS[-1, first]
-            more = self._more_PF[-1, first]
-            return int(self.fixed_FS[first, stop] + joined + more)
-        kept = self._kept_PS[-1, stop] - self._kept_PS[-1, first]
-        return int(self.fixed_FS[first, stop] + self._load.live * kept)
-
     def _choose(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Policy, how many of the first layers take it, and whether that fits."""
-        length_FS = _lengths(self.fixed_FS.shape[0])
-        room_FS = self._load.budget_bytes - self.fixed_FS
+        length_FS = np.maximum(self._arrays.length_FS, 0)
         policy_FS = np.zeros(length_FS.shape, int)
-        count_FS = np.maximum(length_FS, 0)
-        fits_FS = np.zeros(length_FS.shape, bool)
+        count_FS = length_FS
+        fits_FS = length_FS == 0
         for policy in range(len(self._load.remat)):
-            whole_FS = self._need(policy, np.maximum(length_FS, 0)) <= room_FS
-            new_FS = whole_FS & ~fits_FS & (length_FS > 0)
-            if policy and new_FS.any():
-                least_FS = self._least_count(policy, room_FS, length_FS)
-                policy_FS = np.where(new_FS, policy, policy_FS)
+            least_FS = self._least_count(policy)
+            new_FS = (least_FS <= length_FS) & ~fits_FS
+            policy_FS = np.where(new_FS, policy, policy_FS)
+            if policy:
                 count_FS = np.where(new_FS, least_FS, count_FS)
             fits_FS |= new_FS
-        return policy_FS, count_FS, fits_FS
+            if fits_FS.all():
+                break
+        return policy_FS, count_FS, fits_FS & (length_FS > 0)
 
-    def _least_count(
-        self, policy: int, room_FS: np.ndarray, length_FS: np.ndarray
-    ) -> np.ndarray:
-        """Bisects every run at once: more layers under a smaller policy need less."""
-        low_FS = np.zeros_like(length_FS)
-        high_FS = np.maximum(length_FS, 0)
-        while (low_FS < high_FS).any():
-            middle_FS = (low_FS + high_FS) // 2
-            fits_FS = self._need(policy, middle_FS) <= room_FS
-            high_FS = np.where(fits_FS, middle_FS, high_FS)
-            low_FS = np.where(fits_FS, low_FS, np.minimum(middle_FS + 1, high_FS))
-        return low_FS
+    def _least_count(self, policy: int) -> Int[np.ndarray, "layers stops"]:
+        """How many of a run's first layers must take a policy, the rest the one before;
+        more than the run has where even all do not fit."""
+        arrays, earlier = self._arrays, max(policy - 1, 0)
+        kept = (arrays.kept_PS[policy], arrays.kept_PS[earlier])
+        least_FS = _least(*kept, self._room_FS / self._load.live)
+        if self._one_F.any():
+            joined = (arrays.joined_PS[policy], arrays.joined_PS[earlier])
+            more_F = arrays.more_PF[earlier : policy + 1].max(axis=0)
+            room_F = self._room_FS[:, -1] - more_F
+            least_F = _least(*joined, room_F[:, None], LAST)
+            least_FS[:, -1] = np.where(self._one_F, least_F[:, 0], least_FS[:, -1])
+        return least_FS
 
-    def _need(
-        self, policy: int, count_FS: Int[np.ndarray, "layers stops"]
-    ) -> Float[np.ndarray, "layers stops"]:
-        """Bytes kept by live microbatches if ``count`` layers take the policy."""
-        need_FS = self._load.live * _two_policies(self._kept_PS, policy, count_FS)
-        if self._joined_PS is not None:
-            joined_FS = _two_policies(self._joined_PS, policy, count_FS)
-            more_F = self._more_PF[max(policy - 1, 0) : policy + 1].max(axis=0)
-            need_F = joined_FS[:, -1] + more_F
-            need_FS[:, -1] = np.where(self._one_F, need_F, need_FS[:, -1])
-        return need_FS
-
-    def _seconds(self, arrays: LayerArrays) -> Float[np.ndarray, "layers stops"]:
-        added_s_PS, joined_s_PS = map(_sums, (arrays.added_s_PL, arrays.joined_s_PL))
-        seconds_FS = _span_sums(arrays.seconds_L)
-        seconds_FS += 2 * CALL_S * _num_segments(len(arrays.seconds_L), self._load)
+    def _seconds(self) -> Float[np.ndarray, "layers stops"]:
+        arrays = self._arrays
+        seconds_FS = arrays.seconds_FS.copy()
         for policy in range(len(self._load.remat)):
-            added_FS = _two_policies(added_s_PS, policy, self._count_FS)
-            if self._joined_PS is not None:
-                joined_FS = _two_policies(joined_s_PS, policy, self._count_FS)
-                added_F = added_FS[:, -1]
-                added_FS[:, -1] = np.where(self._one_F, joined_FS[:, -1], added_F)
-            seconds_FS += np.where(self._policy_FS == policy, added_FS, 0.0)
+            chosen_FS = self._policy_FS == policy
+            if not chosen_FS.any():
+                continue
+            added_FS = _two_policies(arrays.added_s_PS, policy, self._count_FS)
+            if self._one_F.any():
+                count_F = self._count_FS[:, -1:]
+                joined_F = _two_policies(arrays.joined_s_PS, policy, count_F, LAST)[
+                    :, 0
+                ]
+                added_FS[:, -1] = np.where(self._one_F, joined_F, added_FS[:, -1])
+            seconds_FS += np.where(chosen_FS, added_FS, 0.0)
         return seconds_FS
 
 
-def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers stops"]:
+def _fixed_bytes(
+    arrays: LayerArrays, load: Load, segments_FS: Int[np.ndarray, "layers stops"]
+) -> Float[np.ndarray, "layers stops"]:
     """Bytes that do not depend on remat; the terms of ``costs.memory``."""
     item = arrays.item_bytes
-    params_FS = _span_sums(arrays.params_L)
-    largest_FS = _span_max(arrays.params_L)
-    state_FS = _span_sums(arrays.whole_params_L) / load.state_devices
-    held_FS = _span_sums(arrays.held_L)
-    segment_FS = held_FS
+    segment_FS = arrays.held_FS
     if load.per_segment is not None:
-        most_FS = _span_max(arrays.held_L) * load.per_segment
-        segment_FS = np.minimum(held_FS, most_FS)
-    enter_L = arrays.enter_S[:-1]
-    borders_FS = _num_segments(len(enter_L), load) * _span_max(enter_L)
-    edges_FS = arrays.enter_S[:-1, None] + arrays.enter_S[None, :]
+        most_FS = arrays.most_held_FS * load.per_segment
+        segment_FS = np.minimum(segment_FS, most_FS)
+    borders_FS = segments_FS * arrays.most_entering_FS
     depth_FS = (
         load.live * (borders_FS + arrays.batch_bytes)
-        + load.handed * (_span_sums(arrays.handed_L) + arrays.batch_bytes)
-        + BORDERS_IN_FLIGHT * (edges_FS + arrays.batch_bytes)
-        + arrays.temp_factor * (segment_FS + _span_max(arrays.working_L))
+        + load.handed * (arrays.handed_FS + arrays.batch_bytes)
+        + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
+        + arrays.temp_factor * (segment_FS + arrays.working_FS)
     )
     # A bucket's boxes at home, of which no device has more than its whole gradient.
     limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
-    bucket_FS = np.maximum(largest_FS, np.minimum(params_FS, limit))
+    bucket_FS = np.maximum(arrays.largest_FS, np.minimum(arrays.params_FS, limit))
     if load.members == 1:
         flying_FS = bucket_FS * alone_bytes(1, 1, item, arrays.lanes)
     else:
         home_FS = bucket_FS / load.state_devices
         home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
         flying_FS = home_FS * home + bucket_FS * shard
-    resident_FS = held_FS + params_FS * GRAD_BYTES
-    resident_FS += state_FS * STATE_BYTES * (1 + load.moments)
+    state_bytes = STATE_BYTES * (1 + load.moments) / load.state_devices
+    resident_FS = arrays.held_FS + arrays.params_FS * GRAD_BYTES
+    resident_FS += arrays.whole_params_FS * state_bytes
     return resident_FS + depth_FS + flying_FS
 
 
 def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
     """Layers of each run; none or negative where the run is empty."""
     return np.arange(num_layers + 1)[None, :] - np.arange(num_layers)[:, None]
-
-
-def _num_segments(num_layers: int, load: Load) -> Int[np.ndarray, "layers stops"]:
-    length_FS = np.maximum(_lengths(num_layers), 1)
-    return -(-length_FS // (load.per_segment or num_layers))
 
 
 def _sums(values_PL: np.ndarray) -> np.ndarray:
@@ -318,11 +310,32 @@ def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
 
 
 def _two_policies(
-    sums_PS: np.ndarray, policy: int, count_FS: np.ndarray
+    sums_PS: np.ndarray,
+    policy: int,
+    count_FX: Int[np.ndarray, "layers stops"],
+    stops: slice = ALL,
 ) -> Float[np.ndarray, "layers stops"]:
     """Sums of runs: ``count`` layers take a policy, the rest the one before."""
-    num_layers = count_FS.shape[0]
-    first_F = np.arange(num_layers)[:, None]
-    middle_FS = np.minimum(first_F + count_FS, num_layers)
     here_S, later_S = sums_PS[policy], sums_PS[max(policy - 1, 0)]
-    return here_S[middle_FS] - here_S[first_F] + later_S[None, :] - later_S[middle_FS]
+    num_layers = count_FX.shape[0]
+    first_F = np.arange(num_layers)[:, None]
+    middle_FX = np.minimum(first_F + count_FX, num_layers)
+    change_S = here_S - later_S
+    return change_S[middle_FX] - here_S[:-1, None] + later_S[None, stops]
+
+
+def _least(
+    here_S: np.ndarray,
+    later_S: np.ndarray,
+    room_FX: Float[np.ndarray, "layers stops"],
+    stops: slice = ALL,
+) -> Int[np.ndarray, "layers stops"]:
+    """The least count with which the sums of ``_two_policies`` are within a room.
+
+    More layers under a smaller policy keep less, so one search in what the change of
+    policy saves answers all runs.
+    """
+    saved_S = later_S - here_S
+    asked_FX = later_S[None, stops] - here_S[:-1, None] - room_FX
+    middle_FX = np.searchsorted(saved_S, asked_FX)
+    return np.maximum(middle_FX - np.arange(len(here_S) - 1)[:, None], 0)
