@@ -208,7 +208,7 @@ def _state(
     in_flight: dict[Place, int] = {}
     for group in buckets(plan, chain):
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
-        leaves = {leaf.id: leaf for leaf in group.leaves}
+        leaves = _alike(group.leaves, whole_leaves)
         members = dict.fromkeys(users(plan, group))
         shards = functools.cache(functools.partial(shard_size, group))
         grids = {(stages[m].lanes, stages[m].tensor) for m in members}
@@ -217,9 +217,11 @@ def _state(
             lanes = 1 if stage is None or whole_leaves else stage.lanes
             tensor = 1 if stage is None else stage.tensor
             item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
+            held_boxes = boxes.get(place, {})
             size = sum(
-                box_size(leaves[leaf], box, lanes=lanes, tensor=tensor)
-                for leaf, box in boxes.get(place, {}).items()
+                count * box_size(leaf, held_boxes[leaf.id], lanes=lanes, tensor=tensor)
+                for leaf, count in leaves
+                if leaf.id in held_boxes
             )
             shard = shards(tensor) if place in members else 0
             if len(members) == len(boxes) == 1 and place in members and place in boxes:
@@ -241,6 +243,16 @@ def _state(
         )
         for place in held
     }
+
+
+def _alike(leaves: Sequence[Leaf], whole_leaves: bool) -> list[tuple[Leaf, int]]:
+    """Leaves that are cut differently, and how many there are of each."""
+    if whole_leaves:
+        return [(leaf, 1) for leaf in leaves]
+    found: dict[object, list[Leaf]] = {}
+    for leaf in leaves:
+        found.setdefault((leaf.shape, leaf.tensor_dim), []).append(leaf)
+    return [(same[0], len(same)) for same in found.values()]
 
 
 def alone_bytes(size: int, shard: int, item: int, lanes: int) -> int:

@@ -35,7 +35,7 @@ ITEM_BYTES = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaf:
     """One trainable array, or one layer's row of an array stacked over layers."""
 
@@ -54,18 +54,18 @@ class Leaf:
     tensor_dim: int | None = None
     """Dim split over the ``model`` axis at tensor degree > 1; None: held whole."""
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Unique name: ``blocks/mlp/kernel[3]`` for row 3 of a stacked array."""
         return self.name if self.row is None else f"{self.name}[{self.row}]"
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
     """Leaves used by exactly the same layers: the unit of reduce, update and gather."""
 
@@ -78,7 +78,7 @@ class Group:
     layers: tuple[int, ...]
     """Indices of the layers that use it, ascending; more than one means tied."""
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """Number of parameters."""
         return sum(leaf.size for leaf in self.leaves)

@@ -26,6 +26,7 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     A larger group stays whole, and ends the bucket before it.
     """
     found: list[list[Group]] = []
+    sizes: list[int] = []
     open_at: dict[object, int] = {}
     segments_L = _segments(plan, len(chain.layers))
     for group in chain.groups:
@@ -34,11 +35,13 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
         key = (users, _share(plan, group))
         at = open_at.get(key)
         limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
-        if at is None or sum(g.size for g in found[at]) + group.size > limit:
+        if at is None or sizes[at] + group.size > limit:
             open_at[key] = len(found)
             found.append([group])
+            sizes.append(group.size)
         else:
             found[at].append(group)
+            sizes[at] += group.size
     return tuple(map(_joined, found))
 
 
