@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from hexijax.cli.screen import Searching
 from hexijax.cluster import Cluster, Node
 from hexijax.plan import Plan, PlanError
-from hexijax.planner.search import Progress
+from hexijax.planner.found import Progress
 from hexijax.planner.search import search as planner_search
 from hexijax.report.judged import Judged, judge
 from hexijax.report.problem import Problem

@@ -90,6 +90,9 @@ class DeviceProfile:
     tdp_w: float | None = None
     """Board power."""
 
+    idle_w: float | None = None
+    """Power of a device in use while it waits; None: a share of board power."""
+
     price_usd_per_hour: float | None = None
     """Rent of one device."""
 
@@ -177,6 +180,7 @@ PROFILE = Record(
         Key("tensor_mhz", "tensor_clock_hz", CLOCK),
         Key("jax_runs", "jax_runs", Flag()),
         Key("tdp_w", "tdp_w", POWER),
+        Key("idle_w", "idle_w", POWER),
         Key("price_usd_per_hour", "price_usd_per_hour", PRICE),
         Key("layer_times", "layer_times", ListOf(item=Row())),
         Key("source", "source", Text()),

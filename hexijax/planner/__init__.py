@@ -7,6 +7,7 @@ One file a decision: ``grouping``, ``layers``, ``batches``, ``segments``, ``span
 """
 
 from hexijax.planner.infeasible import InfeasiblePlanError
+from hexijax.planner.objective import Objective
 from hexijax.planner.options import Grouping, PlanOptions
 from hexijax.planner.search import make_plan
 from hexijax.planner.single import single_plan
@@ -14,6 +15,7 @@ from hexijax.planner.single import single_plan
 __all__ = [
     "Grouping",
     "InfeasiblePlanError",
+    "Objective",
     "PlanOptions",
     "make_plan",
     "single_plan",

@@ -1,6 +1,6 @@
-"""What a finished plan is worth: does it fit, and how long is its step.
+"""What a finished plan is worth: does it fit, how long is its step, what it costs.
 
-    Plan -> Judge -> over(plan), estimate_s(plan), step_s(plan), predicted(plan)
+    Plan -> Judge -> fits, estimate_s(plan), step_s(plan), cost(plan), predicted(plan)
 
 The search, the baselines and the comparisons all ask here, so that they are held to the
 same costs. ``estimate_s`` is a formula, ``step_s`` the simulator's.
@@ -14,6 +14,7 @@ from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.planner.estimate import estimate
+from hexijax.planner.objective import Goal
 from hexijax.planner.options import PlanOptions
 from hexijax.simulator import Timeline, predict
 
@@ -25,7 +26,9 @@ class Judge:
         self.chain = chain
         self.cluster = cluster
         self.options = options
+        self._goal = Goal(cluster, options.objective, options.usd_per_hour)
         self._steps_s: dict[Plan, float] = {}
+        self._costs: dict[Plan, float] = {}
         self._memory: dict[Plan, dict[str, int]] = {}
 
     def memory_bytes(self, plan: Plan) -> dict[str, int]:
@@ -69,8 +72,16 @@ class Judge:
     def step_s(self, plan: Plan) -> float:
         """Seconds of a step, simulated."""
         if plan not in self._steps_s:
-            self._steps_s[plan] = self.timeline(plan, events=False).step_s
+            timeline = self.timeline(plan, events=False)
+            self._steps_s[plan] = timeline.step_s
+            busy_s = {d: sum(parts.values()) for d, parts in timeline.busy_s.items()}
+            self._costs[plan] = self._goal.cost(timeline.step_s, busy_s)
         return self._steps_s[plan]
+
+    def cost(self, plan: Plan) -> float:
+        """What the objective counts, simulated; the step's seconds as a rule."""
+        self.step_s(plan)
+        return self._costs[plan]
 
     def predicted(self, plan: Plan) -> Plan | None:
         """The plan with its prediction, or None where a device would overflow."""

@@ -2,10 +2,12 @@
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 from hexijax.costs.memory import MOMENTS
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Reductions, Schedule
+from hexijax.planner.objective import Objective
 
 
 class Grouping(enum.StrEnum):
@@ -26,6 +28,14 @@ class Grouping(enum.StrEnum):
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
     """What the search may do."""
+
+    objective: Objective = Objective.STEP
+    """What it makes as small as it can."""
+
+    usd_per_hour: Mapping[str, float] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Of one device, by kind, over what profiles say; for money's sake only."""
 
     schedule: Schedule | None = None
     """Order of the microbatches; None: 1F1B, and where it is faster interleaved or

@@ -26,6 +26,7 @@ from hexijax.planner.exposed import Piece, exposed_s, pieces
 from hexijax.planner.fit import Fitted, Fitter, Setting, stages
 from hexijax.planner.layers import Span
 from hexijax.planner.mesh import Layout, Mesh
+from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import layers_per_segment, shorter
 
@@ -55,6 +56,9 @@ class Scored:
     step_s: float
     """By formula."""
 
+    cost: float
+    """What the objective counts; the step's seconds as a rule."""
+
 
 class Scorer:
     """Scores layouts of one chain on one cluster."""
@@ -69,6 +73,7 @@ class Scorer:
         self._cluster = cluster
         self._batch_size = batch_size
         self._options = options
+        self._goal = Goal(cluster, options.objective, options.usd_per_hour)
         self._seen: dict[object, Scored | None] = {}
         self._node_ids: dict[str, int] = {}
         self._far: dict[tuple[str, str], float] = {}
@@ -148,7 +153,27 @@ class Scorer:
             shares=shares,
             setting=setting,
             step_s=step_s,
+            cost=self._cost(layout, fitted, shares, step_s),
         )
+
+    def _cost(
+        self,
+        layout: Layout,
+        fitted: Sequence[Fitted],
+        shares: Sequence[BatchShare],
+        step_s: float,
+    ) -> float:
+        if self._goal.objective is Objective.STEP:
+            return step_s
+        busy_s: dict[str, float] = {}
+        for meshes, fit, share in zip(layout, fitted, shares, strict=True):
+            for mesh, stage_s in zip(
+                itertools.cycle(meshes), fit.stage_s, strict=False
+            ):
+                for name in mesh.devices:
+                    own_s = busy_s.get(name, 0.0)
+                    busy_s[name] = own_s + share.microbatches * stage_s
+        return self._goal.cost(step_s, busy_s)
 
     def form(self, scored: Scored) -> object:
         """Equal for layouts that differ in which of equal devices they name only."""

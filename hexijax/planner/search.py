@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
@@ -23,13 +23,16 @@ from hexijax.plan.plan import Plan, PlanError, Schedule
 from hexijax.planner.bound import bound_s
 from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.exhaustive import every_layout
+from hexijax.planner.found import Found, Progress
 from hexijax.planner.grouping import layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker, fitting_degrees
 from hexijax.planner.mixtures import Mixtures
 from hexijax.planner.moves import neighbours
+from hexijax.planner.objective import Objective
 from hexijax.planner.options import Grouping, PlanOptions
+from hexijax.planner.parts import Known, cheapest
 from hexijax.planner.refine import variants
 from hexijax.planner.score import Scored, Scorer
 from hexijax.planner.segments import layers_per_segment
@@ -61,35 +64,6 @@ OPTIMISTIC = 1.25
 """Of the budget, where the layer-by-layer bound of memory finds no room: the finished
 plan is counted exactly."""
 
-Progress = Callable[[str, float], None]
-"""Is told what is done now and the best step so far, in seconds (inf: none yet)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
-    """What a search found."""
-
-    plan: Plan
-    """The best, with its prediction."""
-
-    runners_up: tuple[Plan, ...]
-    """Of other layouts, best first, with theirs."""
-
-    bound_s: float
-    """What no plan can beat."""
-
-    search_s: float
-    """Wall time of the search."""
-
-    layouts: int
-    """Scored by formula."""
-
-    played: int
-    """Plans simulated."""
-
-    stopped: str = ""
-    """Why the search ended before its time, if it did."""
-
 
 def make_plan(
     chain: Chain,
@@ -100,7 +74,7 @@ def make_plan(
     options: PlanOptions | None = None,
     progress: Progress | None = None,
 ) -> Plan:
-    """The fastest plan the search finds, with its predicted time and memory.
+    """The best plan the search finds, with its predicted time and memory.
 
     Args:
       chain: the model.
@@ -132,11 +106,31 @@ def search(
     dtype: str = "float32",
     options: PlanOptions | None = None,
     progress: Progress | None = None,
+    known: Known | None = None,
 ) -> Found:
-    """As ``make_plan``, with the runners-up and how hard it was."""
+    """As ``make_plan``, with the runners-up and how hard it was.
+
+    ``known`` holds what searches of the same problem found on parts of its cluster.
+    """
     options = options or PlanOptions()
     check_request(chain, batch_size, options)
-    return _Search(chain, cluster, batch_size, dtype, options, progress).run()
+
+    def search_one(part: Cluster, options: PlanOptions) -> Found:
+        return _Search(chain, part, batch_size, dtype, options, progress).run()
+
+    whole = options.use_all_devices or options.grouping is not Grouping.AUTO
+    few = len(cluster.devices) <= FEW  # every layout, every part
+    if options.objective is Objective.STEP or whole or few:
+        return search_one(cluster, options)
+    return cheapest(
+        search_one,
+        chain,
+        cluster,
+        batch_size=batch_size,
+        dtype=dtype,
+        options=options,
+        known=known,
+    )
 
 
 def check_request(chain: Chain, batch_size: int, options: PlanOptions) -> None:
@@ -184,6 +178,7 @@ class _Search:
         self._effort = Effort.of(len(cluster.devices))
         self._scored: dict[Layout, Scored] = {}
         self._finished: dict[Plan, float] = {}
+        self._shortest_s = math.inf
         self._reasons: list[str] = []
 
     def run(self) -> Found:
@@ -209,8 +204,9 @@ class _Search:
             self._play(first_only=True)
         best = self._best()
         return Found(
-            plan=best[0],
-            runners_up=tuple(best[1:4]),
+            plan=best[0][1],
+            runners_up=tuple(plan for _, plan in best[1:4]),
+            costs=tuple(cost for cost, _ in best[:4]),
             bound_s=bound,
             search_s=time.monotonic() - self._begun_s,
             layouts=self._scorer.count,
@@ -218,8 +214,8 @@ class _Search:
             stopped=stopped,
         )
 
-    def _best(self) -> list[Plan]:
-        """Finished plans, best first, one a layout."""
+    def _best(self) -> list[tuple[float, Plan]]:
+        """Finished plans with their costs, best first, one a layout."""
         if not self._finished:
             raise InfeasiblePlanError(
                 explain_infeasible(
@@ -231,15 +227,16 @@ class _Search:
                     self._reasons,
                 )
             )
-        found: dict[object, Plan] = {}
-        for plan, _ in sorted(self._finished.items(), key=lambda item: item[1]):
+        found: dict[object, tuple[float, Plan]] = {}
+        for plan, cost in sorted(self._finished.items(), key=lambda item: item[1]):
             key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
-            found.setdefault(key, plan)
-        chain, cluster = self._chain.fingerprint(), self._cluster.fingerprint()
-        return [
-            dataclasses.replace(plan, chain=chain, cluster=cluster)
-            for plan in found.values()
-        ]
+            found.setdefault(key, (cost, plan))
+        marks = {
+            "chain": self._chain.fingerprint(),
+            "cluster": self._cluster.fingerprint(),
+            "objective": self._options.objective.value,
+        }
+        return [(c, dataclasses.replace(p, **marks)) for c, p in found.values()]
 
     def _check_time(self) -> None:
         seconds = self._options.seconds
@@ -314,7 +311,7 @@ class _Search:
         if len(self._cluster.devices) <= FEW:
             return
         forms: dict[object, Scored] = {}
-        for scored in sorted(self._scored.values(), key=lambda scored: scored.step_s):
+        for scored in sorted(self._scored.values(), key=lambda scored: scored.cost):
             forms.setdefault(self._scorer.form(scored), scored)
         starts = list(forms.values())[:STARTS]
         walked: set[object] = set()
@@ -342,7 +339,7 @@ class _Search:
                         continue
                     walked.add(form)
                     scored = self._score(layout) if layout else None
-                    if scored and scored.step_s < best.step_s * (1 - 1e-6):
+                    if scored and scored.cost < best.cost * (1 - 1e-6):
                         best, improved = scored, True
                         break
             self._progress(f"walk {i + 1} of {len(starts)}", best.step_s)
@@ -356,7 +353,7 @@ class _Search:
     def _play(self, *, first_only: bool = False) -> None:
         """The best layouts as plans that fit, simulated."""
         left = self._effort.played
-        order = sorted(self._scored.values(), key=lambda scored: scored.step_s)
+        order = sorted(self._scored.values(), key=lambda scored: scored.cost)
         if len(self._cluster.devices) > FEW:
             forms: dict[object, Scored] = {}
             for scored in order:
@@ -364,7 +361,7 @@ class _Search:
             order = _diverse(forms.values())
         for scored in order:
             spent = left <= 0 and len(self._finished) >= LEAST
-            enough = spent or scored.step_s > order[0].step_s * PLAYED_WITHIN
+            enough = spent or scored.cost > order[0].cost * PLAYED_WITHIN
             if self._finished and (enough or first_only):
                 break
             plan = self._fitting(scored)
@@ -445,31 +442,29 @@ class _Search:
         return None
 
     def _finish(self, plan: Plan) -> float | None:
-        """Plays a plan; its seconds, or None where it does not fit."""
+        """Plays a plan; its cost, or None where it does not fit."""
         predicted = self._judge.predicted(plan)
         if predicted is None or predicted.prediction is None:
             return None
-        step_s = predicted.prediction.step_s
-        self._finished[predicted] = step_s
-        self._progress(
-            f"{len(self._finished)} plans simulated", min(self._finished.values())
-        )
-        return step_s
+        cost = self._finished[predicted] = self._judge.cost(plan)
+        self._shortest_s = min(self._shortest_s, predicted.prediction.step_s)
+        self._progress(f"{len(self._finished)} plans simulated", self._shortest_s)
+        return cost
 
     def _refine(self) -> None:
         """Walks over variants of the best few layouts while they are faster."""
         best = sorted(self._finished.items(), key=lambda item: item[1])[:REFINED]
         left = self._effort.refined
         tried = {dataclasses.replace(plan, prediction=None) for plan in self._finished}
-        for i, (start, start_s) in enumerate(best):
+        for i, (start, cost) in enumerate(best):
             share, least = left // (len(best) - i), 0 if i else LEAST
-            left -= share - self._refine_one(start, start_s, share, least, tried)
+            left -= share - self._refine_one(start, cost, share, least, tried)
 
     def _refine_one(
-        self, start: Plan, start_s: float, budget: int, least: int, tried: set[Plan]
+        self, start: Plan, cost: float, budget: int, least: int, tried: set[Plan]
     ) -> int:
         """Walks from one plan; returns what is left of its budget."""
-        best, best_s = start, start_s
+        best, least_cost = start, cost
         improved = True
         while improved:
             improved = False
@@ -483,9 +478,9 @@ class _Search:
                 self._check_time()
                 tried.add(plan)
                 budget -= num_instructions(plan)
-                step_s = self._finish(plan)
-                if step_s is not None and step_s < best_s * (1 - 1e-9):
-                    best, best_s, improved = plan, step_s, True
+                found = self._finish(plan)
+                if found is not None and found < least_cost * (1 - 1e-9):
+                    best, least_cost, improved = plan, found, True
                     break
         return budget
 
@@ -506,7 +501,7 @@ def _diverse(found: Iterable[Scored]) -> list[Scored]:
             )
         )
         rank = ranks[family] = ranks.get(family, -1) + 1
-        keys.append((scored.step_s * (1 + SAME_FAMILY * rank), i))
+        keys.append((scored.cost * (1 + SAME_FAMILY * rank), i))
     return [order[i] for _, i in sorted(keys)]
 
 
