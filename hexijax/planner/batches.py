@@ -9,6 +9,7 @@ there are.
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -67,8 +68,13 @@ def split_batch(
     deadline_s = rooms.deadline_s()
     # A replica with room beyond its part gives back to end earlier: fill in proportion.
     samples = _fill(batch_size, rooms.at(deadline_s))
+    shares: dict[tuple[int, int], BatchShare] = {}
+    for options, count in zip(replicas, samples, strict=True):
+        key = (id(options), count)
+        if key not in shares:
+            shares[key] = _share(options, deadline_s, count)
     return tuple(
-        _share(options, deadline_s, count)
+        shares[id(options), count]
         for options, count in zip(replicas, samples, strict=True)
     )
 
@@ -90,47 +96,63 @@ class _Rooms:
         self, batch_size: int, replicas: Sequence[Sequence[BatchOption]]
     ) -> None:
         self._batch_size = batch_size
-        self._replicas = [tuple(options) for options in replicas]
-        self._ends_s = {
-            option: option.ends_s(batch_size)
-            for options in set(self._replicas)
-            for option in options
-        }
+        alike: dict[tuple[BatchOption, ...], int] = {}
+        seen: dict[int, int] = {}  # the lists of equal replicas often are one
+        for options in replicas:
+            if id(options) not in seen:
+                seen[id(options)] = alike.setdefault(tuple(options), len(alike))
+        self._alike_R = [seen[id(options)] for options in replicas]
+        self._counts = np.bincount(self._alike_R).tolist()
+        self._ends_s = [
+            [(option.size, option.ends_s(batch_size)) for option in options]
+            for options in alike
+        ]
 
     def at(self, deadline_s: float) -> list[int]:
         """Samples, by the option that takes most, up to the whole batch."""
-        rooms = {
-            options: max(
-                option.size
-                * int(self._ends_s[option].searchsorted(deadline_s, "right"))
-                for option in options
-            )
-            for options in dict.fromkeys(self._replicas)
-        }
-        return [min(rooms[options], self._batch_size) for options in self._replicas]
+        rooms = self._rooms(deadline_s)
+        return [rooms[i] for i in self._alike_R]
 
     def deadline_s(self) -> float:
         """The earliest end by which all take at least one and together the batch."""
-        ends_s = np.unique(np.concatenate(list(self._ends_s.values())))
+        ends_s = np.unique(
+            np.concatenate([ends_s for found in self._ends_s for _, ends_s in found])
+        )
         low, high = 0, len(ends_s) - 1
         while low < high:
             middle = (low + high) // 2
-            rooms = self.at(float(ends_s[middle]))
-            if min(rooms) >= 1 and sum(rooms) >= self._batch_size:
+            rooms = self._rooms(float(ends_s[middle]))
+            total = sum(map(operator.mul, self._counts, rooms))
+            if min(rooms) >= 1 and total >= self._batch_size:
                 high = middle
             else:
                 low = middle + 1
         return float(ends_s[low])
+
+    def _rooms(self, deadline_s: float) -> list[int]:
+        """Samples by a deadline, of each of the unlike replicas."""
+        return [
+            min(
+                self._batch_size,
+                max(
+                    size * int(ends_s.searchsorted(deadline_s, "right"))
+                    for size, ends_s in found
+                ),
+            )
+            for found in self._ends_s
+        ]
 
 
 def _fill(batch_size: int, rooms: Sequence[int]) -> list[int]:
     """At least one sample each, else in proportion to room; sums to the batch."""
     total = sum(rooms)
     counts = [max(1, batch_size * room // total) for room in rooms]
+    change = batch_size - sum(counts)
     for i in sorted(range(len(rooms)), key=lambda i: counts[i] - rooms[i]):
-        change = batch_size - sum(counts)
-        counts[i] = min(max(1, counts[i] + change), rooms[i])
-    assert sum(counts) == batch_size
+        count = min(max(1, counts[i] + change), rooms[i])
+        change -= count - counts[i]
+        counts[i] = count
+    assert not change
     return counts
 
 

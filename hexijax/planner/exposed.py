@@ -10,15 +10,13 @@ own devices.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """One segment's gradients."""
-
-    way: str
-    """The way they leave by; shared by all pieces of the node, or a device's own."""
 
     ready_s: float
     """When its last backward ends; 0 is the end of the replica's last backward."""
@@ -35,7 +33,6 @@ class Piece:
 
 def pieces(
     *,
-    way: str,
     before_s: tuple[float, float],
     own_s: tuple[float, float],
     travel_s: float,
@@ -45,7 +42,6 @@ def pieces(
     """A stage's pieces, the last segment's first: the backward meets it first.
 
     Args:
-      way: the way they leave by.
       before_s: forward and backward of one microbatch in all stages before.
       own_s: forward and backward of one microbatch in this stage.
       travel_s: of the whole stage.
@@ -54,7 +50,6 @@ def pieces(
     """
     for g in reversed(range(num_segments)):
         yield Piece(
-            way=way,
             ready_s=-before_s[1] - own_s[1] * g / num_segments,
             wanted_s=before_s[0] + own_s[0] * g / num_segments,
             travel_s=travel_s / num_segments,
@@ -63,12 +58,13 @@ def pieces(
 
 
 def exposed_s(found: Sequence[Piece]) -> float:
-    """By how much the next step begins later than the last backward ended."""
-    free_s: dict[str, float] = {}
-    late_s = 0.0
+    """By how much the next step begins later than the last backward ended.
+
+    Args:
+      found: all that leave by one way: a node's, or a device's own.
+    """
+    free_s, late_s = -math.inf, 0.0
     for piece in sorted(found, key=lambda piece: piece.ready_s):
-        begin_s = max(piece.ready_s, free_s.get(piece.way, piece.ready_s))
-        end_s = begin_s + piece.travel_s
-        free_s[piece.way] = end_s
-        late_s = max(late_s, end_s + piece.program_s - piece.wanted_s)
+        free_s = max(piece.ready_s, free_s) + piece.travel_s
+        late_s = max(late_s, free_s + piece.program_s - piece.wanted_s)
     return late_s

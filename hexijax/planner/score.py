@@ -137,7 +137,8 @@ class Scorer:
             if not found:
                 return None
             fits.append(found)
-        options = [[f.option for f in found] for found in fits]
+        unlike = {id(found): [f.option for f in found] for found in fits}
+        options = [unlike[id(found)] for found in fits]
         shares = split_batch(self._batch_size, options)
         if shares is None:
             return None
@@ -249,42 +250,54 @@ class Scorer:
     def _after_s(
         self, layout: Layout, fitted: Sequence[Fitted], per_segment: int | None
     ) -> float:
-        """What sums, updates and new parameters take beyond the backward."""
+        """What sums, updates and new parameters take beyond the backward.
+
+        Ways that carry the same are reckoned once.
+        """
         num_replicas = len(layout)
         node_RL = self._nodes(layout, fitted)
-        found: list[Piece] = []
+        near: dict[tuple[int, int], tuple[int, int]] = {}
+        loads: dict[str, list[tuple[object, float]]] = {}
+        stages: dict[object, tuple[Mesh, Fitted, int]] = {}
         for meshes, fit in zip(layout, fitted, strict=True):
-            forward_s = backward_s = 0.0
             for k, span in enumerate(fit.spans):
-                mesh, stage_s = meshes[k % len(meshes)], fit.stage_s[k]
-                shape, params = mesh.shape, fit.params[k]
-                own_s = (stage_s * FORWARD_SHARE, stage_s * (1 - FORWARD_SHARE))
-                num_bytes = params * (GRAD_BYTES + ITEM_BYTES[shape.dtype])
-                sent = num_bytes * shape.tensor / num_replicas  # to each other replica
-                node_R = node_RL[:, sum(span) // 2]
-                near = int((node_R == self._node_id(mesh.node)).sum())
-                ways: list[tuple[str, float]] = []
-                if near < num_replicas:
-                    other = int((node_R != self._node_id(mesh.node)).argmax())
+                mesh = meshes[k % len(meshes)]
+                node = self._node_id(mesh.node)
+                at = (sum(span) // 2, node)
+                if at not in near:
+                    here_R = node_RL[:, at[0]] == node
+                    near[at] = (int(here_R.sum()), int(here_R.argmin()))
+                num_near, other = near[at]
+                key = (id(fit), k, mesh.shape_id)
+                stages.setdefault(key, (mesh, fit, k))
+                sent = fit.params[k] * mesh.shape.tensor / num_replicas
+                sent *= GRAD_BYTES + ITEM_BYTES[mesh.shape.dtype]  # to each of them
+                travels: list[tuple[str, float]] = []
+                if num_near < num_replicas:
                     rate = self._far_bytes_per_s(mesh, layout[other])
-                    ways.append((mesh.node, sent * (num_replicas - near) / rate))
-                if near > 1:
-                    near_s = sent * (near - 1) / shape.num_devices
-                    ways.append(
-                        (mesh.devices[0], near_s / self._near_bytes_per_s(mesh))
-                    )
-                program_s = self._programs_s(mesh, params, num_replicas)
-                for way, travel_s in ways or [(mesh.devices[0], 0.0)]:
-                    found += pieces(
-                        way=way,
-                        before_s=(forward_s, backward_s),
-                        own_s=own_s,
-                        travel_s=travel_s,
-                        program_s=program_s,
-                        num_segments=num_segments(span, per_segment),
-                    )
-                forward_s, backward_s = forward_s + own_s[0], backward_s + own_s[1]
-        return exposed_s(found)
+                    travels.append((mesh.node, sent * (num_replicas - num_near) / rate))
+                if num_near > 1:
+                    near_s = sent * (num_near - 1) / mesh.shape.num_devices
+                    near_s /= self._near_bytes_per_s(mesh)
+                    travels.append((mesh.devices[0], near_s))
+                for way, travel_s in travels or [(mesh.devices[0], 0.0)]:
+                    loads.setdefault(way, []).append((key, travel_s))
+        late_s = 0.0
+        for load in set(map(tuple, loads.values())):
+            found: list[Piece] = []
+            for key, travel_s in load:
+                mesh, fit, k = stages[key]
+                before_s, own_s = sum(fit.stage_s[:k]), fit.stage_s[k]
+                backward = 1 - FORWARD_SHARE
+                found += pieces(
+                    before_s=(before_s * FORWARD_SHARE, before_s * backward),
+                    own_s=(own_s * FORWARD_SHARE, own_s * backward),
+                    travel_s=travel_s,
+                    program_s=self._programs_s(mesh, fit.params[k], num_replicas),
+                    num_segments=num_segments(fit.spans[k], per_segment),
+                )
+            late_s = max(late_s, exposed_s(found))
+        return late_s
 
     def _nodes(
         self, layout: Layout, fitted: Sequence[Fitted]
