@@ -29,7 +29,14 @@ from hexijax.planner.options import PlanOptions
 from hexijax.planner.pace import pipeline_s
 from hexijax.planner.segments import segments
 from hexijax.planner.sizes import lane_sizes
-from hexijax.planner.spans import LayerArrays, Load, SpanTable, all_fits
+from hexijax.planner.spans import (
+    Held,
+    LayerArrays,
+    Load,
+    SpanTable,
+    all_fits,
+    span_tables,
+)
 
 SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
@@ -96,8 +103,9 @@ class Fitter:
         self._options = options
         self._schedule = options.schedule or Schedule.ONE_F_ONE_B
         self._arrays: dict[tuple[int, int], LayerArrays] = {}
-        self._tables: dict[object, SpanTable] = {}
-        self._helds: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        self._tables: dict[object, dict[Held, SpanTable]] = {}
+        self._free_tables: dict[object, SpanTable] = {}
+        self._helds: dict[tuple[int, int, int], list[Held]] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
@@ -231,22 +239,32 @@ class Fitter:
         most = -(-setting.batch_size // size)
         sharing = len(meshes) // len({mesh.devices for mesh in meshes})
         held = self._held(meshes, most, sharing)
+        together: dict[int, tuple[Mesh, list[Held]]] = {}
+        for mesh, waits in zip(meshes, held, strict=True):
+            together.setdefault(mesh.shape_id, (mesh, []))[1].append(waits)
+        tables: dict[int, dict[Held, SpanTable]] = {}
+        for shape_id, (mesh, waiting) in together.items():
+            samples = size // mesh.shape.lanes
+            key = (shape_id, samples, sharing, setting)
+            tables[shape_id] = self._tables.setdefault(key, {})
+            missing = [w for w in dict.fromkeys(waiting) if w not in tables[shape_id]]
+            if missing:
+                made = self._made(mesh, samples, missing, sharing, setting)
+                tables[shape_id].update(zip(missing, made, strict=True))
         return [
-            self._table(mesh, size // mesh.shape.lanes, held[k], sharing, setting)
-            for k, mesh in enumerate(meshes)
+            tables[mesh.shape_id][waits]
+            for mesh, waits in zip(meshes, held, strict=True)
         ]
 
-    def _table(
+    def _made(
         self,
         mesh: Mesh,
         samples: int,
-        held: tuple[int, int],
+        held: Sequence[Held],
         sharing: int,
         setting: Setting,
-    ) -> SpanTable:
-        key = (mesh.shape_id, samples, held, sharing, setting)
-        if key in self._tables:
-            return self._tables[key]
+    ) -> list[SpanTable]:
+        """Tables of one mesh's shape, for each of what may wait there."""
         remat, shape = self._options.remat, mesh.shape
         if (mesh.shape_id, samples) not in self._arrays:
             arrays = LayerArrays(self._chain, shape, samples, remat)
@@ -254,8 +272,6 @@ class Fitter:
         arrays = self._arrays[mesh.shape_id, samples]
         load = Load(
             samples=samples,
-            live=held[0],
-            handed=held[1],
             state_devices=setting.state_devices,
             members=setting.members,
             moments=self._options.moments,
@@ -265,20 +281,18 @@ class Fitter:
                 shape.usable_memory_bytes * setting.budget_share / sharing
             ),
         )
-        if all_fits(arrays, load):  # then nothing depends on the load
+        tight = [waits for waits in held if not all_fits(arrays, load, waits)]
+        made = dict(zip(tight, span_tables(arrays, load, tight), strict=True))
+        loose = [waits for waits in held if waits not in made]
+        if loose:  # then nothing depends on the load
             free = (mesh.shape_id, samples, setting.per_segment)
-            if free not in self._tables:
-                self._tables[free] = SpanTable(arrays, load)
-            self._tables[key] = self._tables[free]
-        else:
-            self._tables[key] = SpanTable(arrays, load)
-        return self._tables[key]
+            if free not in self._free_tables:
+                (self._free_tables[free],) = span_tables(arrays, load, loose[:1])
+            made.update(dict.fromkeys(loose, self._free_tables[free]))
+        return [made[waits] for waits in held]
 
-    def _held(
-        self, meshes: Sequence[Mesh], asked: int, sharing: int
-    ) -> list[tuple[int, int]]:
-        """Microbatches that wait in each stage for their backward, and for its weight
-        part, were all the batch this replica's."""
+    def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:
+        """What waits in each stage, were all the batch this replica's."""
         most = min(asked, 4 * len(meshes))  # only GPipe has more alive at once
         if self._schedule is Schedule.GPIPE:
             most = asked
@@ -292,7 +306,10 @@ class Fitter:
             )
             live = live_microbatches(self._schedule, replica)
             late = handed_microbatches(self._schedule, replica)
-            self._helds[key] = [*zip(map(_rounded, live), late, strict=True)]
+            self._helds[key] = [
+                Held(live=_rounded(alive), handed=handed)
+                for alive, handed in zip(live, late, strict=True)
+            ]
         return self._helds[key]
 
     def _spans(

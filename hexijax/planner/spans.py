@@ -7,13 +7,14 @@ layer. Where remat none does not fit, the first layers of the stage are moved to
 next policy until it does, so a stage has at most two policies. O(L^2 log L) for L
 layers.
 
-Arrays: L layers, F first layer, S the one past the last, P policies.
+Arrays: L layers, F first layer, S the one past the last, P policies, K tables.
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from hexijax.costs.activations import (
     BORDERS_IN_FLIGHT,
@@ -43,9 +44,6 @@ class Load:
     samples: int
     """Of a microbatch, on one lane."""
 
-    live: int
-    """Microbatches between their forward and their backward."""
-
     state_devices: int
     """Devices over which each parameter's state is spread."""
 
@@ -63,6 +61,14 @@ class Load:
 
     budget_bytes: int
     """What one device has for this stage."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What waits in a stage, by its place in the pipeline."""
+
+    live: int
+    """Microbatches between their forward and their backward."""
 
     handed: int = 0
     """Microbatches between the parts of a split backward."""
@@ -140,7 +146,7 @@ class LayerArrays:
         self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
 
 
-def all_fits(arrays: LayerArrays, load: Load) -> bool:
+def all_fits(arrays: LayerArrays, load: Load, held: Held) -> bool:
     """Whether every run of layers fits under the first policy, the whole chain too."""
     item, lanes = arrays.item_bytes, arrays.lanes
     params = float(arrays.params_L.sum())
@@ -160,117 +166,157 @@ def all_fits(arrays: LayerArrays, load: Load) -> bool:
         home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
         flying = bucket / load.state_devices * home + bucket * shard
     entering = float(arrays.enter_S.max())
-    depth = load.live * (
+    depth = held.live * (
         float(arrays.kept_PL[0].sum())
         + entering * len(arrays.params_L)
         + arrays.batch_bytes
     )
-    depth += load.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
+    depth += held.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
     depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
     within = float(arrays.held_L.sum()) + float(arrays.working_L.max())
     depth += arrays.temp_factor * within
     return resident + flying + depth <= load.budget_bytes
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpanTable:
     """Seconds and remat of every run of layers on one mesh under one load."""
 
-    def __init__(self, arrays: LayerArrays, load: Load) -> None:
-        self._arrays, self._load = arrays, load
-        num_layers = len(arrays.params_L)
-        segments_FS = -(
-            -np.maximum(arrays.length_FS, 1) // (load.per_segment or num_layers)
-        )
-        self._room_FS = load.budget_bytes - _fixed_bytes(arrays, load, segments_FS)
-        # Runs up to the loss that are one segment: both ways in one program.
-        self._one_F = (segments_FS[:, -1] == 1) & (load.live == 1)
-        self._policy_FS, self._count_FS, fits_FS = self._choose()
-        seconds_FS = self._seconds() + 2 * CALL_S * segments_FS
-        self.seconds_FS: Float[np.ndarray, "layers stops"] = np.where(
-            fits_FS, seconds_FS, np.inf
-        )
-        """Forward and backward of one microbatch; infinite where it does not fit."""
+    seconds_FS: Float[np.ndarray, "layers stops"]
+    """Forward and backward of one microbatch; infinite where it does not fit."""
+
+    policy_FS: Int[np.ndarray, "layers stops"]
+    """Index of the policy that the first layers take; the rest take the one before."""
+
+    count_FS: Int[np.ndarray, "layers stops"]
+    """How many take it."""
+
+    params_FS: Float[np.ndarray, "layers stops"]
+    """Parameters on one device."""
+
+    policies: tuple[Remat, ...]
+    """Those to choose from."""
 
     def seconds(self, first: int, stop: int) -> float:
-        """The same of one run of layers."""
+        """Of one run of layers."""
         return float(self.seconds_FS[first, stop])
 
     def params(self, first: int, stop: int) -> float:
-        """Parameters of one run of layers on one device."""
-        return float(self._arrays.params_FS[first, stop])
+        """Of one run of layers."""
+        return float(self.params_FS[first, stop])
 
     def remat(self, first: int, stop: int) -> tuple[Remat, ...]:
         """One policy a layer."""
-        policy = int(self._policy_FS[first, stop])
-        count = int(self._count_FS[first, stop])
-        later = self._load.remat[max(policy - 1, 0)]
-        return (self._load.remat[policy],) * count + (later,) * (stop - first - count)
+        policy = int(self.policy_FS[first, stop])
+        count = int(self.count_FS[first, stop])
+        later = self.policies[max(policy - 1, 0)]
+        return (self.policies[policy],) * count + (later,) * (stop - first - count)
 
-    def _choose(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Policy, how many of the first layers take it, and whether that fits."""
+
+def span_tables(
+    arrays: LayerArrays, load: Load, held: Sequence[Held]
+) -> list[SpanTable]:
+    """Tables of stages on equal meshes, one for each of what may wait in them.
+
+    Together, since numpy's calls cost more than their sums.
+    """
+    made = _Tables(arrays, load, held)
+    return [
+        SpanTable(
+            seconds_FS=made.seconds_KFS[k],
+            policy_FS=made.policy_KFS[k],
+            count_FS=made.count_KFS[k],
+            params_FS=arrays.params_FS,
+            policies=load.remat,
+        )
+        for k in range(len(held))
+    ]
+
+
+class _Tables:
+    """The arrays of K tables."""
+
+    def __init__(self, arrays: LayerArrays, load: Load, held: Sequence[Held]) -> None:
+        self._arrays, self._remat = arrays, load.remat
+        length_FS = np.maximum(arrays.length_FS, 1)
+        segments_FS = -(-length_FS // (load.per_segment or len(arrays.params_L)))
+        self._live_K = np.array([h.live for h in held])[:, None, None]
+        handed_K = np.array([h.handed for h in held])[:, None, None]
+        self._room_KFS = load.budget_bytes - (
+            _fixed_bytes(arrays, load)
+            + self._live_K
+            * (segments_FS * arrays.most_entering_FS + arrays.batch_bytes)
+            + handed_K * (arrays.handed_FS + arrays.batch_bytes)
+        )
+        # Runs up to the loss that are one segment: both ways in one program.
+        self._one_KF = (segments_FS[:, -1] == 1) & (self._live_K[:, 0] == 1)
+        fits_KFS = self._choose()
+        seconds_KFS = self._seconds() + 2 * CALL_S * segments_FS
+        self.seconds_KFS = np.where(fits_KFS, seconds_KFS, np.inf)
+
+    def _choose(self) -> Bool[np.ndarray, "tables layers stops"]:
+        """Sets policy, and how many of the first layers take it; where that fits."""
         length_FS = np.maximum(self._arrays.length_FS, 0)
-        policy_FS = np.zeros(length_FS.shape, int)
-        count_FS = length_FS
-        fits_FS = length_FS == 0
-        for policy in range(len(self._load.remat)):
-            least_FS = self._least_count(policy)
-            new_FS = (least_FS <= length_FS) & ~fits_FS
-            policy_FS = np.where(new_FS, policy, policy_FS)
+        shape = self._room_KFS.shape
+        self.policy_KFS = np.zeros(shape, int)
+        self.count_KFS = np.broadcast_to(length_FS, shape)
+        fits_KFS = self.count_KFS == 0
+        for policy in range(len(self._remat)):
+            least_KFS = self._least_count(policy)
+            new_KFS = (least_KFS <= length_FS) & ~fits_KFS
             if policy:
-                count_FS = np.where(new_FS, least_FS, count_FS)
-            fits_FS |= new_FS
-            if fits_FS.all():
+                self.policy_KFS = np.where(new_KFS, policy, self.policy_KFS)
+                self.count_KFS = np.where(new_KFS, least_KFS, self.count_KFS)
+            fits_KFS |= new_KFS
+            if fits_KFS.all():
                 break
-        return policy_FS, count_FS, fits_FS & (length_FS > 0)
+        return fits_KFS & (length_FS > 0)
 
-    def _least_count(self, policy: int) -> Int[np.ndarray, "layers stops"]:
+    def _least_count(self, policy: int) -> Int[np.ndarray, "tables layers stops"]:
         """How many of a run's first layers must take a policy, the rest the one before;
         more than the run has where even all do not fit."""
         arrays, earlier = self._arrays, max(policy - 1, 0)
         kept = (arrays.kept_PS[policy], arrays.kept_PS[earlier])
-        least_FS = _least(*kept, self._room_FS / self._load.live)
-        if self._one_F.any():
+        least_KFS = _least(*kept, self._room_KFS / self._live_K)
+        if self._one_KF.any():
             joined = (arrays.joined_PS[policy], arrays.joined_PS[earlier])
             more_F = arrays.more_PF[earlier : policy + 1].max(axis=0)
-            room_F = self._room_FS[:, -1] - more_F
-            least_F = _least(*joined, room_F[:, None], LAST)
-            least_FS[:, -1] = np.where(self._one_F, least_F[:, 0], least_FS[:, -1])
-        return least_FS
+            least_KF = _least(
+                *joined, self._room_KFS[..., LAST] - more_F[:, None], LAST
+            )
+            least_KFS[..., -1] = np.where(
+                self._one_KF, least_KF[..., 0], least_KFS[..., -1]
+            )
+        return least_KFS
 
-    def _seconds(self) -> Float[np.ndarray, "layers stops"]:
+    def _seconds(self) -> Float[np.ndarray, "tables layers stops"]:
         arrays = self._arrays
-        seconds_FS = arrays.seconds_FS.copy()
-        for policy in range(len(self._load.remat)):
-            chosen_FS = self._policy_FS == policy
-            if not chosen_FS.any():
+        seconds_KFS = np.broadcast_to(arrays.seconds_FS, self._room_KFS.shape).copy()
+        for policy in range(len(self._remat)):
+            chosen_KFS = self.policy_KFS == policy
+            if policy and not chosen_KFS.any():
                 continue
-            added_FS = _two_policies(arrays.added_s_PS, policy, self._count_FS)
-            if self._one_F.any():
-                count_F = self._count_FS[:, -1:]
-                joined_F = _two_policies(arrays.joined_s_PS, policy, count_F, LAST)[
-                    :, 0
-                ]
-                added_FS[:, -1] = np.where(self._one_F, joined_F, added_FS[:, -1])
-            seconds_FS += np.where(chosen_FS, added_FS, 0.0)
-        return seconds_FS
+            added_KFS = _two_policies(arrays.added_s_PS, policy, self.count_KFS)
+            if self._one_KF.any():
+                count_KF = self.count_KFS[..., LAST]
+                joined_KF = _two_policies(arrays.joined_s_PS, policy, count_KF, LAST)
+                added_KFS[..., -1] = np.where(
+                    self._one_KF, joined_KF[..., 0], added_KFS[..., -1]
+                )
+            seconds_KFS += np.where(chosen_KFS, added_KFS, 0.0)
+        return seconds_KFS
 
 
-def _fixed_bytes(
-    arrays: LayerArrays, load: Load, segments_FS: Int[np.ndarray, "layers stops"]
-) -> Float[np.ndarray, "layers stops"]:
-    """Bytes that do not depend on remat; the terms of ``costs.memory``."""
+def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers stops"]:
+    """Bytes of neither remat nor what waits; the terms of ``costs.memory``."""
     item = arrays.item_bytes
     segment_FS = arrays.held_FS
     if load.per_segment is not None:
         most_FS = arrays.most_held_FS * load.per_segment
         segment_FS = np.minimum(segment_FS, most_FS)
-    borders_FS = segments_FS * arrays.most_entering_FS
-    depth_FS = (
-        load.live * (borders_FS + arrays.batch_bytes)
-        + load.handed * (arrays.handed_FS + arrays.batch_bytes)
-        + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
-        + arrays.temp_factor * (segment_FS + arrays.working_FS)
-    )
+    depth_FS = BORDERS_IN_FLIGHT * (
+        arrays.edges_FS + arrays.batch_bytes
+    ) + arrays.temp_factor * (segment_FS + arrays.working_FS)
     # A bucket's boxes at home, of which no device has more than its whole gradient.
     limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
     bucket_FS = np.maximum(arrays.largest_FS, np.minimum(arrays.params_FS, limit))
@@ -312,12 +358,12 @@ def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
 def _two_policies(
     sums_PS: np.ndarray,
     policy: int,
-    count_FX: Int[np.ndarray, "layers stops"],
+    count_FX: Int[np.ndarray, "*tables layers stops"],
     stops: slice = ALL,
-) -> Float[np.ndarray, "layers stops"]:
+) -> Float[np.ndarray, "*tables layers stops"]:
     """Sums of runs: ``count`` layers take a policy, the rest the one before."""
     here_S, later_S = sums_PS[policy], sums_PS[max(policy - 1, 0)]
-    num_layers = count_FX.shape[0]
+    num_layers = len(here_S) - 1
     first_F = np.arange(num_layers)[:, None]
     middle_FX = np.minimum(first_F + count_FX, num_layers)
     change_S = here_S - later_S
@@ -327,9 +373,9 @@ def _two_policies(
 def _least(
     here_S: np.ndarray,
     later_S: np.ndarray,
-    room_FX: Float[np.ndarray, "layers stops"],
+    room_FX: Float[np.ndarray, "*tables layers stops"],
     stops: slice = ALL,
-) -> Int[np.ndarray, "layers stops"]:
+) -> Int[np.ndarray, "*tables layers stops"]:
     """The least count with which the sums of ``_two_policies`` are within a room.
 
     More layers under a smaller policy keep less, so one search in what the change of
