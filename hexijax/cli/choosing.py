@@ -3,7 +3,7 @@
     Problem -> choose -> Choices: ours, each kind and each node alone, all devices
 
 The others are found by the same search, on smaller clusters or with all devices forced
-in, and judged on the whole cluster. Where one of them is the fastest, it is ours.
+in, and judged on the whole cluster. Where one of them is the best, it is ours.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from hexijax.cli.screen import Searching
 from hexijax.cluster import Cluster, Node
 from hexijax.plan import Plan, PlanError
 from hexijax.planner.found import Progress
+from hexijax.planner.parts import Known
 from hexijax.planner.search import search as planner_search
 from hexijax.report.judged import Judged, judge
 from hexijax.report.problem import Problem
@@ -31,7 +32,7 @@ class Searched:
     """The plan."""
 
     next_best: tuple[Judged, ...]
-    """Plans of other layouts, the fastest first."""
+    """Plans of other layouts, the best first."""
 
     interrupted: bool
     """Ctrl-C ended it early."""
@@ -45,6 +46,7 @@ def search(
     everyone: bool = False,
     on: Cluster | None = None,
     progress: Progress | None = None,
+    known: Known | None = None,
 ) -> Searched:
     """The best plan the search finds.
 
@@ -55,6 +57,7 @@ def search(
         everyone: leave no device out.
         on: the part of the cluster that may be used; None: all of it.
         progress: is told how far the search is.
+        known: what searches of the same problem found on parts of its cluster.
 
     Raises:
       PlanError: there is none.
@@ -67,6 +70,7 @@ def search(
         dtype=problem.training.dtype,
         options=dataclasses.replace(options, use_all_devices=everyone),
         progress=progress,
+        known=known,
     )
     whole = problem.cluster.fingerprint()
     best, *others = (
@@ -90,6 +94,7 @@ class Chooser:
     ) -> None:
         self._problem, self._screen, self._seconds = problem, screen, seconds
         self.cut_short = False
+        self._known: Known = {}
 
     def search(
         self, name: str, *, everyone: bool = False, on: Cluster | None = None
@@ -105,6 +110,7 @@ class Chooser:
                 everyone=everyone,
                 on=on,
                 progress=progress,
+                known=self._known,
             )
         if found.interrupted:
             self.cut_short = True
@@ -143,9 +149,9 @@ def choose(
             full += [found.best] if found else []
         except PlanError as error:
             refused = str(error)
-    everyone = min(full, key=lambda judged: judged.step_s, default=None)
+    everyone = min(full, key=lambda judged: judged.cost, default=None)
     rivals = [first.best, *first.next_best, *alone, *([everyone] if everyone else [])]
-    ours = min(rivals, key=lambda judged: judged.step_s)
+    ours = min(rivals, key=lambda judged: judged.cost)
     if ours is not first.best:
         took_s = sum(judged.search_s for judged in rivals)
         ours = dataclasses.replace(ours, name=OURS, search_s=took_s)

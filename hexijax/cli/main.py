@@ -73,21 +73,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--cpu", action="store_true", help="leave GPUs alone")
 
-    _with_page(_planning(commands, "plan", "search, explain and save a plan", _plan))
+    _with_page(
+        _with_objective(
+            _planning(commands, "plan", "search, explain and save a plan", _plan)
+        )
+    )
     _planning(
         commands,
         "simulate",
         "a plan's step on a timeline: a table, a trace, a picture",
         _simulate,
     )
-    _with_page(_planning(commands, "explain", "what limits a plan, and why", _explain))
-
     _with_page(
-        _planning(commands, "compare", "our plan beside the baselines'", _compare)
+        _with_objective(
+            _planning(commands, "explain", "what limits a plan, and why", _explain)
+        )
+    )
+    _with_page(
+        _with_objective(
+            _planning(commands, "compare", "our plan beside the baselines'", _compare)
+        )
     )
     whatif = _planning(
         commands, "whatif", "the same on other machines, and each card's worth", _whatif
     )
+    _with_objective(whatif)
     for flag, metavar, what in (
         ("--add", "KIND:N[@NODE]", "add N cards, in a node of their own or in NODE"),
         ("--drop", "NODE", "leave out a node or a device, as box or box/1"),
@@ -96,9 +106,6 @@ def _parser() -> argparse.ArgumentParser:
         whatif.add_argument(
             flag, action="append", default=[], metavar=metavar, help=what
         )
-    whatif.add_argument(
-        "--price", type=Path, metavar="FILE", help="prices of kinds, a TOML file"
-    )
     whatif.add_argument(
         "--tokens", type=_seconds, metavar="N", help="say how many days N tokens take"
     )
@@ -182,6 +189,20 @@ def _planning(
         type=_seconds,
         metavar="S",
         help="wall time of each search; the plan then depends on the machine",
+    )
+    return parser
+
+
+def _with_objective(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """What plans are chosen by; the words are those of ``planner.Objective``."""
+    parser.add_argument(
+        "--objective",
+        choices=("step", "price", "energy"),
+        default="step",
+        help="choose by seconds of a step, dollars or joules a token (default: step)",
+    )
+    parser.add_argument(
+        "--price", type=Path, metavar="FILE", help="prices of kinds, a TOML file"
     )
     return parser
 

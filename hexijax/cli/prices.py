@@ -8,10 +8,10 @@
 A kind the file leaves out keeps the price of its profile, if it has one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from hexijax.cluster import Cluster, catalog, toml
+from hexijax.cluster import Cluster, Device, catalog, toml
 from hexijax.errors import UserError, did_you_mean
 
 TABLE = "usd_per_hour"
@@ -56,9 +56,9 @@ def read_prices(file: Path | None, cluster: Cluster) -> dict[str, float]:
 
 
 def per_hour(
-    cluster: Cluster, prices: Mapping[str, float]
+    devices: Iterable[Device], prices: Mapping[str, float]
 ) -> tuple[float | None, list[str]]:
-    """Dollars an hour of a whole cluster, and the kinds whose price is unknown."""
-    kinds = [device.kind for device in cluster.devices]
+    """Dollars an hour of devices, and the kinds whose price is unknown."""
+    kinds = [device.kind for device in devices]
     unknown = [kind for kind in dict.fromkeys(kinds) if kind not in prices]
     return (None if unknown else sum(prices[kind] for kind in kinds)), unknown

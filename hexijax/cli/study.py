@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from hexijax.cli.prices import read_prices
 from hexijax.cli.session import (
     SINGLE,
     Session,
@@ -21,6 +22,7 @@ from hexijax.cli.session import (
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, checks, serial
+from hexijax.planner import Objective
 from hexijax.report.problem import Problem
 
 Tell = Callable[[str], None]
@@ -51,11 +53,25 @@ def open_study(
         own_plan: an experiment's own plan, and a plan.json's, counts as given.
     """
     named = Path(arguments.experiment)
-    if named.suffix == ".json":
-        return _from_plan(named, arguments, own_plan=own_plan)
     if named.suffix == ".txt":
         raise UserError(_lonely(named))
-    return _from_experiment(arguments, tell, own_plan=own_plan)
+    if named.suffix == ".json":
+        study = _from_plan(named, arguments, own_plan=own_plan)
+    else:
+        study = _from_experiment(arguments, tell, own_plan=own_plan)
+    return dataclasses.replace(study, problem=_aimed(study.problem, arguments))
+
+
+def _aimed(problem: Problem, arguments: argparse.Namespace) -> Problem:
+    """The problem with what plans are chosen by, and what machines cost."""
+    asked, file = (getattr(arguments, f, None) for f in ("objective", "price"))
+    aimed = dataclasses.replace(
+        problem,
+        objective=Objective[asked.upper()] if asked else Objective.STEP,
+        usd_per_hour=read_prices(file, problem.cluster),
+    )
+    assert aimed.goal, "kinds without figures are refused now, not after a search"
+    return aimed
 
 
 def _from_plan(file: Path, arguments: argparse.Namespace, *, own_plan: bool) -> Study:

@@ -15,6 +15,7 @@ from hexijax.cli.study import open_study
 from hexijax.cli.telling import seconds_note
 from hexijax.cluster import Device
 from hexijax.plan import PlanError
+from hexijax.planner import Objective
 from hexijax.report.folder import write_json
 from hexijax.report.judged import Judged, judge
 from hexijax.report.words import columns, listed
@@ -32,13 +33,17 @@ def whatif(arguments: argparse.Namespace) -> int:
     rows: list[Offer] = []
     unknown: list[str] = []
     seconds = arguments.seconds
-    for name, problem in {"now": now, "then": now.on(cluster)}.items():
+    for name, machines in {"now": now.cluster, "then": cluster}.items():
         if rows and cluster == now.cluster:
             continue
-        prices = read_prices(arguments.price, problem.cluster)
-        usd, unknown = per_hour(problem.cluster, prices)
+        prices = read_prices(arguments.price, machines)
+        problem = dataclasses.replace(now.on(machines), usd_per_hour=prices)
         with screen.on(f"searching: {name}") as progress:
             found = search(problem, name, seconds=seconds, progress=progress)
+        rented = machines.devices
+        if problem.objective is Objective.PRICE:
+            rented = tuple(machines.device(name) for name in found.best.used)
+        usd, unknown = per_hour(rented, prices)
         rows.append(Offer(name=name, judged=found.best, usd_per_hour=usd))
     if unknown:
         notes.append(
@@ -47,8 +52,8 @@ def whatif(arguments: argparse.Namespace) -> int:
         )
     less = _without_each(rows[-1], screen, seconds, notes)
     rows[-1] = best_of(rows[-1], [rows[0].judged, *(j for _, j in less if j)])
-    whole = rows[-1].judged.tokens_per_s
-    cards = [Worth.of(its, whole, j.tokens_per_s if j else 0.0) for its, j in less]
+    whole = rows[-1].judged.tokens_per_cost
+    cards = [Worth.of(its, whole, j.tokens_per_cost if j else 0.0) for its, j in less]
     if arguments.json:
         write_json(
             arguments.json,
@@ -58,16 +63,16 @@ def whatif(arguments: argparse.Namespace) -> int:
                 "notes": notes,
             },
         )
-    print("\n".join(columns(offers(rows, arguments.tokens), right=range(1, 11))))
+    print("\n".join(columns(offers(rows, arguments.tokens), right=range(1, 12))))
     if cards:
-        print("\n" + "\n".join(columns(worths(cards), right=(1, 2, 3))))
+        print("\n" + "\n".join(columns(worths(cards, now.objective), right=(1, 2, 3))))
     print("\n".join(f"note: {note}" for note in notes))
     seconds_note(arguments, print)
     return 0
 
 
 def best_of(offer: Offer, others: Sequence[Judged]) -> Offer:
-    """The offer with the fastest plan there is: one for fewer machines is one for it.
+    """The offer with the best plan there is: one for fewer machines is one for it.
 
     So an added card never costs, however a search ends.
     """
@@ -76,7 +81,7 @@ def best_of(offer: Offer, others: Sequence[Judged]) -> Offer:
     plans = [other.plan for other in others if known.issuperset(other.used)]
     rivals = [judge(offer.name, plan, problem) for plan in plans]
     fits = [offer.judged, *(judged for judged in rivals if judged.fits)]
-    best = min(fits, key=lambda judged: judged.step_s)
+    best = min(fits, key=lambda judged: judged.cost)
     return dataclasses.replace(offer, judged=best)
 
 

@@ -85,9 +85,14 @@ class Goal:
           step_s: its seconds.
           busy_s: seconds that each device in use computes; unread for a step's time.
         """
+        if self.objective is Objective.STEP:
+            return step_s
+        return self._own(step_s, busy_s) + TIE * step_s
+
+    def _own(self, step_s: float, busy_s: Mapping[str, float]) -> float:
         match self.objective:
             case Objective.STEP:
-                return step_s
+                own = step_s
             case Objective.PRICE:
                 own = self.usd(step_s, busy_s)
             case Objective.ENERGY:
@@ -95,7 +100,7 @@ class Goal:
             case _:
                 assert_never(self.objective)
         assert own is not None, "kinds without figures were refused"
-        return own + TIE * step_s
+        return own
 
     def usd(self, step_s: float, devices: Mapping[str, float]) -> float | None:
         """Dollars of a step on these devices; None: of a kind no price is known."""
@@ -117,7 +122,7 @@ class Goal:
     def least_of(self, kind: str) -> float:
         """What a second of a device costs at least, while it computes."""
         name = next(n for n, k in self._kind_of.items() if k == kind)
-        return self.cost(1.0, {name: 1.0})
+        return self._own(1.0, {name: 1.0})
 
     def _refuse(self, known: Sequence[str] | Mapping[str, float], says: str) -> None:
         unknown = [kind for kind in self._profiles if kind not in known]
@@ -133,9 +138,9 @@ def idle_w(profile: DeviceProfile) -> float:
 
 _NO_PRICE = (
     "A plan by price was asked for, and nothing says what an hour of these kinds "
-    "costs: {kinds}. Give --price FILE with [usd_per_hour] {first} = 1.0, or the "
-    "cluster file a line `price_usd_per_hour = 1.0` in its table [kinds.{first}]; a "
-    "card of your own may cost 0."
+    "costs: {kinds}. Give --price FILE, which has a table [usd_per_hour] and in it a "
+    "line `{first} = 1.0`, or the cluster file a line `price_usd_per_hour = 1.0` in "
+    "its table [kinds.{first}]; a card of your own may cost 0."
 )
 _NO_POWER = (
     "A plan by energy was asked for, and nothing says what the boards of these kinds "

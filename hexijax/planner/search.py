@@ -447,7 +447,8 @@ class _Search:
         if predicted is None or predicted.prediction is None:
             return None
         cost = self._finished[predicted] = self._judge.cost(plan)
-        self._shortest_s = min(self._shortest_s, predicted.prediction.step_s)
+        if self._options.objective is Objective.STEP:
+            self._shortest_s = min(self._shortest_s, cost)
         self._progress(f"{len(self._finished)} plans simulated", self._shortest_s)
         return cost
 

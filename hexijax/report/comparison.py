@@ -9,6 +9,7 @@ from typing import Any
 
 from hexijax.report.explain import Table
 from hexijax.report.judged import Judged
+from hexijax.report.objectives import ahead, cell, heading
 from hexijax.report.words import gib, listed, rate, seconds
 
 
@@ -30,11 +31,11 @@ class Comparison:
         ours, *others = self.rows
         if not others:
             return "no baseline has a plan that fits: ours is the only one"
-        best = min(others, key=lambda judged: judged.step_s)
-        ratio = best.step_s / ours.step_s
+        best = min(others, key=lambda judged: judged.cost)
+        ratio, objective = best.cost / ours.cost, ours.problem.objective
         if ratio < 1:
-            return f"{best.name} is {1 / ratio:.2f}x faster than {ours.name}"
-        return f"{ours.name} is {ratio:.2f}x faster than the best other, {best.name}"
+            return ahead(objective, best.name, 1 / ratio, ours.name)
+        return ahead(objective, ours.name, ratio, f"the best other, {best.name}")
 
     def notes(self) -> list[str]:
         """What the table does not show."""
@@ -46,7 +47,7 @@ class Comparison:
         return notes
 
     def table(self) -> Table:
-        """A row a plan, in the order of their steps behind ours."""
+        """A row a plan, the best first behind ours."""
         ours, *others = self.rows
         rows: Table = [
             (
@@ -54,23 +55,25 @@ class Comparison:
                 "step",
                 "tokens/s",
                 "MFU",
+                *heading(ours.problem.objective),
                 "of bound",
                 "devices",
                 "fullest",
                 "ratio",
             )
         ]
-        for judged in (ours, *sorted(others, key=lambda judged: judged.step_s)):
+        for judged in (ours, *sorted(others, key=lambda judged: judged.cost)):
             rows.append(
                 (
                     judged.name,
                     seconds(judged.step_s),
                     rate(judged.tokens_per_s),
                     "-" if judged.mfu is None else f"{judged.mfu:.1%}",
+                    *cell(judged),
                     f"{judged.fraction_of_bound:.1%}",
                     f"{len(judged.used)}",
                     _fullest(judged),
-                    f"{judged.step_s / ours.step_s:.2f}x",
+                    f"{judged.cost / ours.cost:.2f}x",
                 )
             )
         return rows
@@ -81,7 +84,7 @@ class Comparison:
         return {
             "headline": self.headline(),
             "rows": [
-                {**judged.figures(), "ratio": judged.step_s / ours.step_s}
+                {**judged.figures(), "ratio": judged.cost / ours.cost}
                 for judged in self.rows
             ],
             "misfits": list(self.misfits),
@@ -90,11 +93,11 @@ class Comparison:
 
 
 def shown(rows: Sequence[Judged], most: int = 6) -> tuple[Judged, ...]:
-    """Ours and the fastest of the others, for a picture; equal plans once."""
+    """Ours and the best of the others, for a picture; equal plans once."""
     ours, *others = rows
     unlike = {judged.plan.replicas: judged for judged in (*reversed(others), ours)}
     rest = [judged for judged in others if unlike[judged.plan.replicas] is judged]
-    return (ours, *sorted(rest, key=lambda judged: judged.step_s)[: most - 1])
+    return (ours, *sorted(rest, key=lambda judged: judged.cost)[: most - 1])
 
 
 def _fullest(judged: Judged) -> str:

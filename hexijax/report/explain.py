@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from hexijax.plan.names import fold
 from hexijax.plan.plan import stage_place
+from hexijax.planner import Objective
 from hexijax.report.drawing import alike, picture
 from hexijax.report.judged import Judged
 from hexijax.report.limits import FASTER, Limit, What
+from hexijax.report.objectives import beside, cell, costs, heading
 from hexijax.report.verdict import Choices, left_out
 from hexijax.report.words import columns, gib, rate, seconds
 
@@ -27,7 +29,7 @@ def explain(choices: Choices, found: Sequence[Limit]) -> str:
     lines += [headline(judged), *reasons(choices, found), ""]
     lines += columns(stages(judged))
     if choices.runners_up():
-        lines += ["", *columns(others(choices), right=range(1, 6))]
+        lines += ["", *columns(others(choices), right=range(1, 9))]
     return "\n".join(lines)
 
 
@@ -39,14 +41,14 @@ def brief(judged: Judged) -> str:
 
 
 def headline(judged: Judged) -> str:
-    """The step and its rates."""
+    """The step and its rates, and what a token costs."""
     mfu = "" if judged.mfu is None else f", MFU {judged.mfu:.1%}"
     searched = f"; found in {judged.search_s:.2g} s" if judged.search_s else ""
-    return (
-        f"step {seconds(judged.step_s)}, {rate(judged.tokens_per_s)} tokens/s{mfu}, "
-        f"{judged.fraction_of_bound:.1%} of the bound "
-        f"({seconds(judged.bound_s)}){searched}"
-    )
+    step = f"step {seconds(judged.step_s)}, {rate(judged.tokens_per_s)} tokens/s{mfu}"
+    if judged.problem.objective is Objective.STEP:
+        step += f", {judged.fraction_of_bound:.1%} of the bound"
+        step += f" ({seconds(judged.bound_s)})"
+    return f"{'; '.join(filter(None, (step, costs(judged))))}{searched}"
 
 
 def stages(judged: Judged) -> Table:
@@ -98,7 +100,10 @@ def _waits(judged: Judged, device: str) -> str:
 
 def others(choices: Choices) -> Table:
     """A row a plan, ours first, then the runners-up."""
-    rows: Table = [("plan", "step", "tokens/s", "MFU", "of bound", "devices", "ratio")]
+    own = heading(choices.ours.problem.objective)
+    rows: Table = [
+        ("plan", "step", "tokens/s", "MFU", *own, "of bound", "devices", "ratio")
+    ]
     for judged in (choices.ours, *choices.runners_up()):
         rows.append(
             (
@@ -106,9 +111,10 @@ def others(choices: Choices) -> Table:
                 seconds(judged.step_s),
                 rate(judged.tokens_per_s),
                 "-" if judged.mfu is None else f"{judged.mfu:.1%}",
+                *cell(judged),
                 f"{judged.fraction_of_bound:.1%}",
                 f"{len(judged.used)}",
-                f"{judged.step_s / choices.ours.step_s:.2f}x",
+                f"{judged.cost / choices.ours.cost:.2f}x",
             )
         )
     return rows
@@ -179,11 +185,12 @@ def _unused(choices: Choices) -> str:
         return f"{names}; the comparison that says why was interrupted"
     if everyone is None:
         return f"{names}, because no plan with every device stands. {choices.refused}"
-    worse = everyone.step_s / ours.step_s - 1
+    longer = everyone.step_s / ours.step_s - 1
+    dearer = beside(ours.problem.objective, everyone.cost / ours.cost - 1)
     idlest = min(everyone.used, key=everyone.timeline.utilisation)
     return (
         f"{names}; with every device a step takes {seconds(everyone.step_s)}, "
-        f"{worse:+.1%}, and {idlest} would compute in "
+        f"{longer:+.1%}{dearer}, and {idlest} would compute in "
         f"{everyone.timeline.utilisation(idlest):.0%} of it and wait for "
         f"{_waits(everyone, idlest)}"
     )

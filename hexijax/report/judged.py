@@ -13,7 +13,9 @@ from typing import Any
 from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.plan.serial import report_replicas
+from hexijax.planner import Objective
 from hexijax.planner.mesh import compute_dtype
+from hexijax.planner.objective import Goal
 from hexijax.report.problem import Problem
 from hexijax.simulator import Timeline, predict
 
@@ -73,9 +75,52 @@ class Judged:
         return flops * self.plan.batch_size / self.step_s / peak
 
     @property
+    def cost(self) -> float:
+        """What plans are chosen by, of a step: its seconds, as a rule."""
+        if self.problem.objective is Objective.STEP:
+            return self.step_s
+        return self.problem.goal.cost(self.step_s, self._busy_s)
+
+    @property
+    def least_cost(self) -> float:
+        """What no plan's step can cost less than."""
+        if self.problem.objective is Objective.STEP:
+            return self.bound_s
+        return self.problem.least_cost
+
+    @property
     def fraction_of_bound(self) -> float:
-        """How near the step is to the bound; at most 1."""
-        return self.bound_s / self.step_s
+        """How near the cost is to its bound; at most 1, and 1 of what is free."""
+        if not self.least_cost and self.usd_per_token == 0:
+            return 1.0
+        return self.least_cost / self.cost
+
+    @property
+    def tokens_per_cost(self) -> float:
+        """Tokens for a unit of cost: a second, a dollar or a joule."""
+        return 1 / self.problem.tokens(self.cost)
+
+    @property
+    def usd_per_token(self) -> float | None:
+        """Dollars of a token on the devices in use; None: some kind has no price."""
+        usd = self._plain.usd(self.step_s, self._busy_s)
+        return None if usd is None else self.problem.tokens(usd)
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Joules of a token; None: some kind in use has no board power."""
+        joules = self._plain.joules(self.step_s, self._busy_s)
+        return None if joules is None else self.problem.tokens(joules)
+
+    @property
+    def _plain(self) -> Goal:
+        """A goal that refuses no kind."""
+        return Goal(self.problem.cluster, usd_per_hour=self.problem.usd_per_hour)
+
+    @property
+    def _busy_s(self) -> dict[str, float]:
+        busy_s = self.timeline.busy_s
+        return {name: sum(busy_s[name].values()) for name in self.used}
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -108,6 +153,9 @@ class Judged:
             "mfu": self.mfu,
             "bound_s": self.bound_s,
             "fraction_of_bound": self.fraction_of_bound,
+            "objective": self.problem.objective.name.lower(),
+            "usd_per_token": self.usd_per_token,
+            "joules_per_token": self.joules_per_token,
             "search_s": self.search_s,
             "batch_size": self.plan.batch_size,
             "schedule": self.plan.schedule.value,

@@ -4,12 +4,14 @@ experiment, or a plan.json alone -> Problem -> options for the search, the bound
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan.training import PLAIN, Training
-from hexijax.planner import PlanOptions
-from hexijax.planner.bound import bound_s
+from hexijax.planner import Objective, PlanOptions
+from hexijax.planner.bound import bound_s, least_cost
+from hexijax.planner.objective import Goal
 from hexijax.program.lower import StepRules
 
 
@@ -32,6 +34,14 @@ class Problem:
     training: Training = PLAIN
     """What else the step costs."""
 
+    objective: Objective = Objective.STEP
+    """What plans are chosen by."""
+
+    usd_per_hour: Mapping[str, float] = dataclasses.field(
+        default_factory=dict, hash=False
+    )
+    """Of one device, by kind, over what the cluster says."""
+
     @property
     def bound_s(self) -> float:
         """What no plan's step can beat: every device busy at its best, no links."""
@@ -43,6 +53,26 @@ class Problem:
         )
 
     @property
+    def goal(self) -> Goal:
+        """What a step costs, by the objective, in dollars and in joules."""
+        return Goal(self.cluster, self.objective, self.usd_per_hour)
+
+    @property
+    def least_cost(self) -> float:
+        """What no plan's step can cost less than, under the objective."""
+        return least_cost(
+            self.chain,
+            self.cluster,
+            self.goal,
+            batch_size=self.batch_size,
+            dtype=self.training.dtype,
+        )
+
+    def tokens(self, of_a_step: float) -> float:
+        """A step's figure for one of its tokens."""
+        return of_a_step / (self.batch_size * self.chain.tokens_per_sample)
+
+    @property
     def rules(self) -> StepRules:
         """What an update waits for."""
         return StepRules(
@@ -52,6 +82,8 @@ class Problem:
     def options(self, *, seconds: float | None = None) -> PlanOptions:
         """What the search must respect."""
         return PlanOptions(
+            objective=self.objective,
+            usd_per_hour=self.usd_per_hour,
             max_microbatch_size=self.training.max_microbatch_size,
             moments=self.training.moments,
             whole_leaves=self.training.whole_leaves,

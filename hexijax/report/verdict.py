@@ -6,6 +6,7 @@ ours, the best plan alone, the plan on all devices -> verdict -> the first line
 import dataclasses
 
 from hexijax.report.judged import Judged
+from hexijax.report.objectives import more, over, than_found
 from hexijax.report.words import listed, plural, short_kinds
 
 
@@ -20,7 +21,7 @@ class Choices:
     """What the search finds, where a plan was given."""
 
     next_best: tuple[Judged, ...] = ()
-    """Plans of other layouts that the search found, the fastest first."""
+    """Plans of other layouts that the search found, the best first."""
 
     alone: tuple[Judged, ...] = ()
     """The best plan on each kind and each node, without the others."""
@@ -36,16 +37,16 @@ class Choices:
 
     @property
     def best_alone(self) -> Judged | None:
-        """The fastest plan on one kind or one node."""
-        return min(self.alone, key=lambda j: j.step_s, default=None)
+        """The best plan on one kind or one node."""
+        return min(self.alone, key=lambda j: j.cost, default=None)
 
     def runners_up(self) -> tuple[Judged, ...]:
-        """The other plans, the fastest first; equal plans once."""
-        more = (self.found, self.everyone)
-        others = [*(judged for judged in more if judged), *self.alone, *self.next_best]
+        """The other plans, the best first; equal plans once."""
+        two = (self.found, self.everyone)
+        others = [*(judged for judged in two if judged), *self.alone, *self.next_best]
         seen = {self.ours.plan.replicas}
         found: list[Judged] = []
-        for other in sorted(others, key=lambda j: j.step_s):
+        for other in sorted(others, key=lambda j: j.cost):
             if other.plan.replicas not in seen:
                 seen.add(other.plan.replicas)
                 found.append(other)
@@ -55,12 +56,10 @@ class Choices:
 def verdict(choices: Choices) -> str:
     """Whether to mix, and what it gives or costs; of a plan given, what it loses."""
     if choices.found:
-        ratio = choices.ours.step_s / choices.found.step_s
+        ratio = choices.ours.cost / choices.found.cost
+        loses = than_found(choices.ours.problem.objective, ratio)
         searched = dataclasses.replace(choices, ours=choices.found, found=None)
-        return (
-            f"{verdict(searched)}; the plan given takes {ratio:.2f}x the step of the "
-            "plan a search finds"
-        )
+        return f"{verdict(searched)}; the plan given {loses} of the plan a search finds"
     ours = choices.ours
     cluster, best = ours.problem.cluster, choices.best_alone
     if len(cluster.devices) == 1:
@@ -77,9 +76,8 @@ def verdict(choices: Choices) -> str:
         return _leave_out(choices)
     if best is None:
         return "mixing makes it fit: no kind and no node holds the model alone"
-    gain = best.step_s / ours.step_s
     joins = "mixing gives" if len(kinds) > 1 else f"{len(cluster.nodes)} nodes give"
-    return f"{joins} {gain:.2f}x over {alone_name(best)}"
+    return f"{joins} {_gain(ours, best)}"
 
 
 def alone_name(judged: Judged) -> str:
@@ -123,16 +121,21 @@ def _leave_out(choices: Choices) -> str:
     pronoun = "it" if len(ours.unused) == 1 else "they"
     best = choices.best_alone
     rest = ""
-    if best and best.step_s > ours.step_s * 1.005:
-        gain = best.step_s / ours.step_s
-        rest = f"; the others give {gain:.2f}x over {alone_name(best)}"
+    if best and best.cost > ours.cost * 1.005:
+        rest = f"; the others give {_gain(ours, best)}"
     if everyone is None:
         return f"leave {names} out: no plan with all {_count(ours)} fits{rest}"
-    cost = everyone.step_s / ours.step_s - 1
+    cost = everyone.cost / ours.cost - 1
     if cost < 0.005:
         return f"leave {names} out: {pronoun} would gain nothing{rest}"
     verb = "costs" if pronoun == "it" else "cost"
-    return f"leave {names} out: {pronoun} {verb} {cost:.0%}{rest}"
+    behind = more(ours.problem.objective)
+    return f"leave {names} out: {pronoun} {verb} {cost:.0%}{behind}{rest}"
+
+
+def _gain(ours: Judged, best: Judged) -> str:
+    ratio, than = best.cost / ours.cost, over(ours.problem.objective)
+    return f"{ratio:.2f}x {than} {alone_name(best)}"
 
 
 def _count(judged: Judged) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hexijax.cluster import Cluster, Device
+from hexijax.planner import Objective
 from hexijax.report.explain import Table
 from hexijax.report.judged import Judged
+from hexijax.report.objectives import cell, heading, rate_heading
 from hexijax.report.words import rate, seconds
 
 DAY_S = 86_400
@@ -28,7 +30,8 @@ class Offer:
     """Its plan."""
 
     usd_per_hour: float | None
-    """Of all its devices, used or not; None: some kind's price is unknown."""
+    """Of all its devices, used or not, but where plans are chosen by price: there of
+    those in use. None: some kind's price is unknown."""
 
     @property
     def tokens_per_usd(self) -> float | None:
@@ -60,16 +63,16 @@ class Worth:
     """Equal cards; the last one was left out."""
 
     share: float
-    """Part of the tokens a second that are lost without one."""
+    """Part of the tokens a second, a dollar or a joule that is lost without one."""
 
-    tokens_per_s: float
-    """The same in tokens a second."""
+    tokens_per_cost: float
+    """The same in tokens."""
 
     @classmethod
     def of(cls, cards: tuple[Device, ...], whole: float, less: float) -> "Worth":
-        """From tokens a second with all cards, and with one fewer."""
+        """From tokens with all cards, and with one fewer."""
         return cls(
-            cards=cards, share=1 - less / whole, tokens_per_s=max(0.0, whole - less)
+            cards=cards, share=1 - less / whole, tokens_per_cost=max(0.0, whole - less)
         )
 
     @property
@@ -85,7 +88,7 @@ class Worth:
             "kind": self.cards[0].kind,
             "cards": [card.name for card in self.cards],
             "share": self.share,
-            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_cost": self.tokens_per_cost,
         }
 
 
@@ -102,11 +105,12 @@ def classes(cluster: Cluster) -> Iterator[tuple[Device, ...]]:
 def offers(rows: Sequence[Offer], tokens: float | None) -> Table:
     """A row a cluster."""
     days = [f"days to {rate(tokens)}"] if tokens else []
+    own = heading(rows[0].judged.problem.objective)
     table: Table = [
         ("", "devices", "used", "step", "tokens/s", "MFU", "USD/h", "tokens/USD",
-         *days, "ratio")
+         *own, *days, "ratio")
     ]  # fmt: skip
-    first = rows[0].judged.tokens_per_s
+    first = rows[0].judged.tokens_per_cost
     for row in rows:
         judged, money = row.judged, row.tokens_per_usd
         table.append(
@@ -119,18 +123,24 @@ def offers(rows: Sequence[Offer], tokens: float | None) -> Table:
                 "-" if judged.mfu is None else f"{judged.mfu:.1%}",
                 "-" if row.usd_per_hour is None else f"{row.usd_per_hour:.2f}",
                 "-" if money is None else rate(money),
+                *cell(judged),
                 *([f"{row.days(tokens):.3g}"] if tokens else []),
-                f"{judged.tokens_per_s / first:.2f}x",
+                f"{judged.tokens_per_cost / first:.2f}x",
             )
         )
     return table
 
 
-def worths(rows: Sequence[Worth]) -> Table:
+def worths(rows: Sequence[Worth], objective: Objective) -> Table:
     """A row a class of cards, the most worth first."""
-    table: Table = [("without one", "of", "loses", "tokens/s")]
+    table: Table = [("without one", "of", "loses", rate_heading(objective))]
     for row in sorted(rows, key=lambda worth: -worth.share):
         table.append(
-            (row.title, f"{len(row.cards)}", f"{row.share:.1%}", rate(row.tokens_per_s))
+            (
+                row.title,
+                f"{len(row.cards)}",
+                f"{row.share:.1%}",
+                rate(row.tokens_per_cost),
+            )
         )
     return table

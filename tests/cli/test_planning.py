@@ -71,6 +71,41 @@ def test_plan_writes_figures_pictures_and_a_page_that_stands_alone(saved, capsys
     assert again.chain == serial.load(saved).chain
 
 
+def test_plan_and_compare_by_price(saved, capsys):
+    prices = saved.parent / "prices.toml"
+    prices.write_text("[usd_per_hour]\nfast = 40.0\nslow = 1\n")
+    flags = ("--objective", "price", "--price", str(prices))
+    figures = run("plan", saved, *flags)
+    assert figures["objective"] == "price"
+    assert figures["unused"] == ["n0/0"]
+    assert figures["usd_per_token"] == pytest.approx(
+        1.0 / 3600 / figures["tokens_per_s"]
+    )
+    assert figures["joules_per_token"] is None
+    shown = capsys.readouterr().out
+    assert shown.startswith("leave the FAST out: it costs ")
+    assert " a million tokens, " in shown
+    saved_plan = serial.load(saved.parent / "out" / "toy" / "plan.json").plan
+    assert saved_plan.objective == "price"
+    figures = run("compare", saved, *flags)
+    for row in figures["rows"]:
+        assert row["ratio"] == pytest.approx(
+            row["usd_per_token"] / figures["rows"][0]["usd_per_token"]
+        )
+        assert row["ratio"] > 1 - 1e-9
+    assert "x the tokens a dollar of the best other, " in figures["headline"]
+
+
+def test_an_objective_without_figures_is_refused(saved, capsys):
+    out = ["--out", str(saved.parent)]
+    assert main(["plan", str(saved), "--objective", "price", *out]) == 2
+    assert "costs: fast, slow. Give --price FILE" in capsys.readouterr().err
+    assert main(["compare", str(saved), "--objective", "energy", *out]) == 2
+    assert "`tdp_w = 300`, in watts, in its table [kinds.fast]" in (
+        capsys.readouterr().err
+    )
+
+
 def test_seconds_says_what_it_gives_up(saved, capsys):
     run("plan", saved, "--seconds", "30")
     assert "note: --seconds 30 bounds each search by the clock" in (
@@ -141,6 +176,18 @@ def test_whatif_tells_money_time_and_worth(saved, capsys):
     assert then["tokens_per_s"] >= now["tokens_per_s"]
     assert all(0 <= card["share"] <= 1 for card in figures["worth"])
     assert "1 x slow stand in a node added1, linked as n1" in capsys.readouterr().out
+
+
+def test_whatif_by_price_pays_for_what_is_used(saved, capsys):
+    prices = saved.parent / "prices.toml"
+    prices.write_text("[usd_per_hour]\nfast = 40.0\nslow = 1\n")
+    figures = run("whatif", saved, "--objective", "price", "--price", str(prices))
+    (now,) = figures["rows"]
+    assert now["usd_per_hour"] == 1.0
+    shares = {card["kind"]: card["share"] for card in figures["worth"]}
+    assert shares["fast"] == 0
+    assert shares["slow"] > 0.5
+    assert "tokens/USD" in capsys.readouterr().out
 
 
 def test_drop_is_planning_without(saved):
@@ -231,8 +278,8 @@ def test_price_files_that_are_none(tmp_path: Path, text: str, says: str):
 
 def test_a_cluster_has_a_price_if_all_its_kinds_have():
     cluster: Cluster = make_cluster([[("fast", 3)], [("slow", 1)]])
-    assert per_hour(cluster, {"fast": 2.0, "slow": 0.5}) == (6.5, [])
-    assert per_hour(cluster, {"fast": 2.0}) == (None, ["slow"])
+    assert per_hour(cluster.devices, {"fast": 2.0, "slow": 0.5}) == (6.5, [])
+    assert per_hour(cluster.devices, {"fast": 2.0}) == (None, ["slow"])
 
 
 @pytest.mark.parametrize(

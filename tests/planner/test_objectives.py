@@ -222,9 +222,9 @@ def test_of_free_plans_the_fastest_counts():
         (
             Objective.PRICE,
             "nothing says what an hour of these kinds costs: fast, slow. Give --price "
-            "FILE with [usd_per_hour] fast = 1.0, or the cluster file a line "
-            "`price_usd_per_hour = 1.0` in its table [kinds.fast]; a card of your own "
-            "may cost 0.",
+            "FILE, which has a table [usd_per_hour] and in it a line `fast = 1.0`, or "
+            "the cluster file a line `price_usd_per_hour = 1.0` in its table "
+            "[kinds.fast]; a card of your own may cost 0.",
         ),
         (
             Objective.ENERGY,

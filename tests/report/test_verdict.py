@@ -7,6 +7,8 @@ import pytest
 
 from hexijax.cli.choosing import Searched, choose, parts
 from hexijax.cli.screen import Searching
+from hexijax.planner import Objective
+from hexijax.report.explain import headline
 from hexijax.report.judged import Judged
 from hexijax.report.problem import Problem
 from hexijax.report.verdict import Choices, verdict
@@ -43,6 +45,50 @@ def test_it_says_what_to_leave_out_and_what_it_costs():
     cost = choices.everyone.step_s / choices.ours.step_s - 1
     assert verdict(choices) == f"leave the SLOWs out: they cost {cost:.0%}"
     assert choices.runners_up()[0].step_s >= choices.ours.step_s
+
+
+def priced(usd_per_hour: dict[str, float], **changes: object) -> Choices:
+    problem = make_problem([[("fast", 1)], [("slow", 1)]])
+    return chosen(
+        dataclasses.replace(
+            problem,
+            objective=Objective.PRICE,
+            usd_per_hour=usd_per_hour,
+            **changes,  # pyrefly: ignore
+        )
+    )
+
+
+def test_by_price_it_says_what_a_card_costs():
+    choices = priced({"fast": 40.0, "slow": 1.0})
+    ours, everyone = choices.ours, choices.everyone
+    assert ours.unused == ("n0/0",)
+    assert everyone is not None
+    dearer = everyone.usd_per_token / ours.usd_per_token - 1
+    assert dearer > 1
+    assert verdict(choices) == (
+        f"leave the FAST out: it costs {dearer:.0%} more a token"
+    )
+    assert ours.usd_per_token == pytest.approx(
+        ours.step_s * 1.0 / 3600 / (32 * 16), rel=1e-9
+    )
+    assert f"${ours.usd_per_token * 1e6:.3g} a million tokens, " in headline(ours)
+    assert [j.cost for j in choices.runners_up()] == sorted(
+        j.cost for j in choices.runners_up()
+    )
+    assert 0 < ours.fraction_of_bound <= 1
+
+
+def test_by_price_what_is_free_is_mixed_in():
+    choices = priced({"fast": 0.0, "slow": 0.0})
+    best = choices.best_alone
+    assert best is not None
+    assert not choices.ours.unused
+    gain = best.step_s / choices.ours.step_s
+    assert verdict(choices) == (
+        f"mixing gives {gain:.2f}x the tokens a dollar of your FAST alone"
+    )
+    assert choices.ours.fraction_of_bound == 1
 
 
 def test_one_device_of_each_kind_reads_as_one():
