@@ -6,73 +6,88 @@ O(n log n): an instruction whose device is busy waits in that device's own queue
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+WAKE = -1
+"""Rank of a device that is free again: before all that may start then."""
 
 
-class Clock:
-    """Plays numbered jobs; iterate to get them in the order of their starts."""
+def by_start(
+    *,
+    followers: Sequence[Sequence[int]],
+    ranks: Sequence[int],
+    devices: Sequence[tuple[str, ...]],
+    seconds: Sequence[float],
+    lags_s: Mapping[int, float] | None = None,
+) -> Iterator[int]:
+    """Numbered jobs in the order of their starts.
 
-    def __init__(
-        self,
-        *,
-        waits: Sequence[Sequence[int]],
-        ranks: Sequence[int],
-        devices: Sequence[Sequence[str]],
-        duration_s: Callable[[int], float],
-    ) -> None:
-        self._waits = waits
-        self._ranks = ranks
-        self._devices = devices
-        self._duration_s = duration_s
-        self._free_s = {d: 0.0 for used in devices for d in used}
-        self._queues: dict[str, list[tuple[int, int]]] = {d: [] for d in self._free_s}
-        self._events: list[tuple[float, int, int, str]] = []
+    Args:
+      followers: of each job, those that wait for its end.
+      ranks: of each job; where several could start, the lowest does.
+      devices: of each job, those that it keeps busy.
+      seconds: of each job.
+      lags_s: of some jobs, how long after the last end they wait for they may start.
+    """
+    sets = dict.fromkeys(devices)
+    number = together(sets)
+    queues_of = {used: tuple({number[d]: None for d in used}) for used in sets}
+    free_s = [0.0] * len(number)
+    queues: list[list[tuple[int, int]]] = [[] for _ in number]
+    lags_s = lags_s or {}
+    ready_s = [0.0] * len(followers)
+    missing = [0] * len(followers)
+    for later in followers:
+        for job in later:
+            missing[job] += 1
+    events = [(0.0, ranks[job], job) for job, count in enumerate(missing) if not count]
+    heapq.heapify(events)
+    push, pop = heapq.heappush, heapq.heappop
 
-    def __iter__(self) -> Iterator[int]:
-        missing = [len(waits) for waits in self._waits]
-        followers: list[list[int]] = [[] for _ in self._waits]
-        for job, waits in enumerate(self._waits):
-            for earlier in waits:
-                followers[earlier].append(job)
-        ready_s = [0.0] * len(self._waits)
-        for job, count in enumerate(missing):
-            if not count:
-                self._offer(0.0, job)
-        while self._events:
-            now_s, _, job, device = heapq.heappop(self._events)
-            if device:
-                self._wake(now_s, device)
-                continue
-            if self._blocked(now_s, job):
-                continue
+    def wake(queue: int) -> None:
+        """The first that waits for a free device may try again."""
+        if queues[queue]:
+            push(events, (now_s, *pop(queues[queue])))
+
+    while events:
+        now_s, rank, job = pop(events)
+        if rank == WAKE:
+            wake(job)
+            continue
+        used = queues_of[devices[job]]
+        for queue in used:
+            if free_s[queue] > now_s:
+                if not queues[queue]:
+                    push(events, (free_s[queue], WAKE, queue))
+                push(queues[queue], (rank, job))
+                for other in used:  # the job that queues here holds up no others
+                    if free_s[other] <= now_s:
+                        wake(other)
+                break
+        else:
             yield job
-            end_s = now_s + self._duration_s(job)
-            for device in self._devices[job]:
-                self._free_s[device] = end_s
-                heapq.heappush(self._events, (end_s, -1, job, device))
+            end_s = now_s + seconds[job]
+            for queue in used:
+                free_s[queue] = end_s
+                if queues[queue]:
+                    push(events, (end_s, WAKE, queue))
             for later in followers[job]:
-                ready_s[later] = max(ready_s[later], end_s)
+                if end_s > ready_s[later]:
+                    ready_s[later] = end_s
                 missing[later] -= 1
                 if not missing[later]:
-                    self._offer(ready_s[later], later)
+                    start_s = ready_s[later] + lags_s.get(later, 0.0)
+                    push(events, (start_s, ranks[later], later))
 
-    def _offer(self, time_s: float, job: int) -> None:
-        heapq.heappush(self._events, (time_s, self._ranks[job], job, ""))
 
-    def _wake(self, now_s: float, device: str) -> None:
-        """A device is free: the first in its queue may try again."""
-        if self._queues[device]:
-            _, job = heapq.heappop(self._queues[device])
-            self._offer(now_s, job)
-
-    def _blocked(self, now_s: float, job: int) -> bool:
-        """Whether a device of the job is busy; then the job queues there."""
-        devices = self._devices[job]
-        busy = next((d for d in devices if self._free_s[d] > now_s), None)
-        if busy is None:
-            return False
-        heapq.heappush(self._queues[busy], (self._ranks[job], job))
-        for device in devices:  # the job that queues here no longer holds up others
-            if self._free_s[device] <= now_s:
-                self._wake(now_s, device)
-        return True
+def together(sets: Iterable[tuple[str, ...]]) -> dict[str, int]:
+    """Numbers for devices; those that are always used together have the same."""
+    member_of: dict[str, list[int]] = {}
+    for i, used in enumerate(sets):
+        for device in used:
+            member_of.setdefault(device, []).append(i)
+    number: dict[tuple[int, ...], int] = {}
+    return {
+        device: number.setdefault(tuple(at), len(number))
+        for device, at in member_of.items()
+    }

@@ -6,7 +6,7 @@ A stage's segments go forward in order and backward in reverse, whole or in part
 Act or Cot is read where it is needed, whoever wrote it: the next pass adds the moves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
@@ -29,12 +29,32 @@ def compute(
 ) -> Streams:
     """One stream for each stage, or for each set of devices that stages share."""
     groups = buckets(plan, chain) if groups is None else tuple(groups)
-    writer = _Writer(plan, chain, groups, evaluation=evaluation)
-    return tuple(
-        tuple(instr for turn in stream for instr in writer.run(r, turn))
-        for r, replica in enumerate(plan.replicas)
-        for stream in schedule_replica(replica, plan.schedule, evaluation=evaluation)
-    )
+    streams: list[tuple[Instruction, ...]] = []
+    for r, replica in enumerate(plan.replicas):
+        batch = batch_places(plan, chain, r)
+        stages: list[list[_Segment]] = []
+        for s, stage in enumerate(replica.stages):
+            place, counts = stage_place(r, s), dict[str, int]()
+            segments: list[_Segment] = []
+            for g in range(len(stage.segments)):
+                first, stop = stage.segment_layers(g)
+                segment = _Segment(
+                    place,
+                    g,
+                    first=first,
+                    stop=stop if stop < len(chain.layers) else None,
+                    groups=segment_buckets(groups, (first, stop)),
+                    counts=counts,
+                    batch=place in batch,
+                    grad=not evaluation,
+                )
+                segments.append(segment)
+            stages.append(segments)
+        for stream in schedule_replica(replica, plan.schedule, evaluation=evaluation):
+            streams.append(
+                tuple([i for turn in stream for i in _run(stages[turn.stage], turn)])
+            )
+    return tuple(streams)
 
 
 def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
@@ -48,110 +68,99 @@ def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
     )
 
 
-class _Writer:
-    """Writes instructions and counts the additions to each gradient."""
+def _run(segments: Sequence["_Segment"], turn: Turn) -> Sequence[Instruction]:
+    """One turn of a stage, segment by segment."""
+    way, _, microbatch = turn
+    if way is Way.FORWARD:
+        return [segment.forward(microbatch) for segment in segments]
+    part = PARTS[way]
+    return [segment.backward(microbatch, part) for segment in reversed(segments)]
+
+
+class _Segment:
+    """Writes a segment's instructions and counts the additions to each gradient."""
 
     def __init__(
         self,
-        plan: Plan,
-        chain: Chain,
-        groups: tuple[Group, ...],
+        place: Place,
+        segment: int,
         *,
-        evaluation: bool,
+        first: int,
+        stop: int | None,
+        groups: Sequence[Group],
+        counts: dict[str, int],
+        batch: bool,
+        grad: bool,
     ) -> None:
-        self._stages = dict(plan.stages())
-        self._layers = {
-            (place, g): stage.segment_layers(g)
-            for place, stage in self._stages.items()
-            for g in range(len(stage.segments))
-        }
-        self._evaluation = evaluation
-        self._num_layers = len(chain.layers)
-        self._batch = {
-            place
-            for r in range(len(plan.replicas))
-            for place in batch_places(plan, chain, r)
-        }
-        self._groups = {
-            (place, g): tuple(group.name for group in segment_buckets(groups, layers))
-            for (place, g), layers in self._layers.items()
-        }
-        self._params: Mapping[tuple[Place, int], tuple[Buffer, ...]] = {
-            (place, g): tuple(names.param(place, group) for group in groups)
-            for (place, g), groups in self._groups.items()
-        }
-        self._counts: dict[tuple[Place, str], int] = {}
+        """A segment of layers ``first`` up to ``stop``; None: up to the loss.
 
-    def run(self, replica: int, turn: Turn) -> Iterator[Instruction]:
-        """One turn, segment by segment."""
-        place = stage_place(replica, turn.stage)
-        segments = range(len(self._stages[place].segments))
-        if turn.way is Way.FORWARD:
-            for segment in segments:
-                yield self._forward(place, segment, turn.microbatch)
-            return
-        for segment in reversed(segments):
-            yield self._backward(place, segment, turn.microbatch, PARTS[turn.way])
+        ``counts`` is the stage's: segments may share a group.
+        """
+        self._place, self._segment = place, segment
+        self._first, self._stop = first, stop
+        self._groups = [group.name for group in groups]
+        self._params = [Read(names.param(place, group)) for group in self._groups]
+        self._counts = counts
+        self._batch, self._grad = batch, grad
 
-    def _inputs(
-        self, place: Place, segment: int, microbatch: int, *, act: bool = True
-    ) -> list[Buffer]:
+    def _inputs(self, microbatch: int, *, act: bool = True) -> list[Read]:
         """What both directions read: parameters, the first border, the batch."""
-        first, _ = self._layers[place, segment]
-        inputs = list(self._params[place, segment])
-        if first > 0 and act:
-            inputs.append(names.act(place, first, microbatch))
-        if place in self._batch:
-            inputs.append(names.batch(place, microbatch))
+        inputs = self._params.copy()
+        if self._first > 0 and act:
+            inputs.append(Read(names.act(self._place, self._first, microbatch)))
+        if self._batch:
+            inputs.append(Read(names.batch(self._place, microbatch)))
         return inputs
 
-    def _forward(self, place: Place, segment: int, microbatch: int) -> Forward:
-        _, stop = self._layers[place, segment]
-        if stop < self._num_layers:
-            writes = [names.act(place, stop, microbatch)]
-        else:
+    def forward(self, microbatch: int) -> Forward:
+        """One microbatch forward."""
+        place, stop = self._place, self._stop
+        if stop is None:
             writes = [names.loss(place, microbatch)]
-        if not self._evaluation:
-            writes.append(names.res(place, segment, microbatch))
+        else:
+            writes = [names.act(place, stop, microbatch)]
+        if self._grad:
+            writes.append(names.res(place, self._segment, microbatch))
         return Forward(
-            reads=tuple(map(Read, self._inputs(place, segment, microbatch))),
+            reads=tuple(self._inputs(microbatch)),
             writes=tuple(writes),
             place=place,
-            segment=segment,
+            segment=self._segment,
             microbatches=(microbatch, microbatch + 1),
-            grad=not self._evaluation,
+            grad=self._grad,
         )
 
-    def _backward(
-        self, place: Place, segment: int, microbatch: int, part: Part
-    ) -> Backward:
-        first, stop = self._layers[place, segment]
-        handed = names.weight_res(place, segment, microbatch)
-        reads = self._inputs(place, segment, microbatch, act=part is not Part.WEIGHT)
+    def backward(self, microbatch: int, part: Part) -> Backward:
+        """One microbatch backward, or a part of that."""
+        place, stop = self._place, self._stop
+        reads = self._inputs(microbatch, act=part is not Part.WEIGHT)
         writes: list[Buffer] = []
-        if part is Part.WEIGHT:
-            reads.append(handed)
-        else:
-            reads.append(names.res(place, segment, microbatch))
-            if stop < self._num_layers:
-                reads.append(names.cot(place, stop, microbatch))
+        if part is not Part.WEIGHT:
+            reads.append(Read(names.res(place, self._segment, microbatch)))
+            if stop is None:
+                reads.append(Read(names.seed(place)))
             else:
-                reads.append(names.seed(place))
-            if first > 0:
-                writes.append(names.cot(place, first, microbatch))
-        if part is Part.INPUT:
-            writes.append(handed)
-        for group in self._groups[place, segment] if part is not Part.INPUT else ():
-            count = self._counts.get((place, group), 0)
-            if count:
-                reads.append(names.partial_grad(place, group, count - 1))
-            writes.append(names.partial_grad(place, group, count))
-            self._counts[place, group] = count + 1
+                reads.append(Read(names.cot(place, stop, microbatch)))
+            if self._first > 0:
+                writes.append(names.cot(place, self._first, microbatch))
+        if part is not Part.BOTH:
+            handed = names.weight_res(place, self._segment, microbatch)
+            if part is Part.INPUT:
+                writes.append(handed)
+            else:
+                reads.append(Read(handed))
+        if part is not Part.INPUT:
+            for group in self._groups:
+                count = self._counts.get(group, 0)
+                if count:
+                    reads.append(Read(names.partial_grad(place, group, count - 1)))
+                writes.append(names.partial_grad(place, group, count))
+                self._counts[group] = count + 1
         return Backward(
-            reads=tuple(map(Read, reads)),
+            reads=tuple(reads),
             writes=tuple(writes),
             place=place,
-            segment=segment,
+            segment=self._segment,
             microbatches=(microbatch, microbatch + 1),
             part=part,
         )

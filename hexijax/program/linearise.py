@@ -11,11 +11,11 @@ moves go before compute, backwards before forwards, updates last, and early laye
 first.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hexijax.plan.plan import Place, Plan
-from hexijax.program.clock import Clock
+from hexijax.program.clock import by_start
 from hexijax.program.program import (
     Agree,
     Backward,
@@ -74,37 +74,49 @@ def linearise(
     costs: Costs,
 ) -> tuple[Instruction, ...]:
     """All instructions, each once, by start; equal input gives equal order."""
-    jobs = [*(instr for stream in streams for instr in stream), *others]
+    jobs = [instr for stream in streams for instr in stream]
+    jobs += [instr for instr in others if not isinstance(instr, Send)]
     writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
-    waits = [
-        [writer[read.buffer] for read in instr.reads if read.buffer in writer]
-        for instr in jobs
-    ]
+    leaving: dict[int, list[Send]] = {}
+    lags_s: dict[Buffer, float] = {}
+    for instr in others:
+        if isinstance(instr, Send):
+            (sent, _), (wire,) = instr.reads[0], instr.writes
+            writer[wire] = writer[sent]
+            leaving.setdefault(writer[sent], []).append(instr)
+            lags_s[wire] = costs.duration_s(instr)
+
+    loader = _Loader(loads)
+    followers: list[list[int]] = [[] for _ in jobs]
+    for i, instr in enumerate(jobs):
+        for buffer, _ in instr.reads:
+            made = writer.get(buffer)
+            if made is not None:
+                followers[made].append(i)
     start = 0
     for stream in streams:
         for i in range(start + 1, start + len(stream)):
-            waits[i].append(i - 1)
+            followers[i - 1].append(i)
         start += len(stream)
 
-    sends: dict[int, list[int]] = {}
-    for i, instr in enumerate(jobs):
-        if isinstance(instr, Send):
-            sends.setdefault(waits[i][0], []).append(i)
     devices = {place: stage.devices for place, stage in plan.stages()}
     order: list[Instruction] = []
-    loader = _Loader(loads, order)
-    clock = Clock(
-        waits=waits,
+    for i in by_start(
+        followers=followers,
         ranks=[RANKS[type(instr)] for instr in jobs],
         devices=[_devices(instr, devices) for instr in jobs],
-        duration_s=lambda i: costs.duration_s(jobs[i]),
-    )
-    for i in clock:
-        if not isinstance(jobs[i], Send):
-            loader.before(jobs[i])
-            order.append(jobs[i])
-            order += [jobs[send] for send in sends.get(i, ())]
-    assert len(order) == len(jobs) + len(loads), "some instructions wait for each other"
+        seconds=[costs.duration_s(instr) for instr in jobs],
+        lags_s={
+            i: lags_s[instr.reads[0].buffer]
+            for i, instr in enumerate(jobs)
+            if isinstance(instr, Recv)
+        },
+    ):
+        order += loader.before(jobs[i])
+        order.append(jobs[i])
+        order += leaving.get(i, ())
+    total = sum(map(len, streams)) + len(others) + len(loads)
+    assert len(order) == total, "some instructions wait for each other"
     return tuple(order)
 
 
@@ -112,39 +124,35 @@ def _devices(
     instr: Instruction, devices: Mapping[Place, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Devices that an instruction keeps busy; moves run beside compute."""
-    match instr:
-        case Forward(place=place) | Backward(place=place):
-            return devices[place]
-        case Update(home=home):
-            return devices.get(home, (home,))
-        case _:
-            return ()
+    if isinstance(instr, (Forward, Backward)):
+        return devices[instr.place]
+    if isinstance(instr, Update):
+        return devices.get(instr.home, (instr.home,))
+    return ()
 
 
 class _Loader:
     """Puts each Load into the order one microbatch ahead of its first use."""
 
-    def __init__(self, loads: Sequence[Load], order: list[Instruction]) -> None:
+    def __init__(self, loads: Sequence[Load]) -> None:
         self._loads = loads
-        self._order = order
+        self._writer = {b: i for i, load in enumerate(loads) for b in load.writes}
+        self._unused = dict(self._writer)
         self._done: set[int] = set()
-        self._writer: dict[Buffer, int] = {
-            buffer: i for i, load in enumerate(loads) for buffer in load.writes
-        }
 
-    def before(self, instr: Instruction) -> None:
-        """Emits what the instruction reads, and the microbatch after it."""
-        for read in instr.reads:
-            if read.buffer in self._writer:
-                i = self._writer[read.buffer]
-                self._emit(i)
+    def before(self, instr: Instruction) -> Iterator[Load]:
+        """What the instruction is the first to read, and the microbatch after it."""
+        for buffer, _ in instr.reads:
+            i = self._unused.pop(buffer, None)
+            if i is not None:
+                yield from self._emit(i)
                 ahead = self._loads[i + 1 : i + 2]
                 if ahead and ahead[0].replica == self._loads[i].replica:
-                    self._emit(i + 1)
+                    yield from self._emit(i + 1)
 
-    def _emit(self, i: int) -> None:
+    def _emit(self, i: int) -> Iterator[Load]:
         if i not in self._done:
             self._done.add(i)
-            for read in self._loads[i].reads:
-                self._emit(self._writer[read.buffer])
-            self._order.append(self._loads[i])
+            for buffer, _ in self._loads[i].reads:
+                yield from self._emit(self._writer[buffer])
+            yield self._loads[i]

@@ -16,26 +16,45 @@ from hexijax.program.program import Buffer, Instruction, Kind, Read, Recv, Send
 def moves(plan: Plan, streams: Iterable[Iterable[Instruction]]) -> list[Instruction]:
     """Each Send followed by its Recv, in the order in which the streams need them."""
     instructions = [instr for stream in streams for instr in stream]
-    written = {buffer: buffer for instr in instructions for buffer in instr.writes}
-    needed = dict.fromkeys(
-        read.buffer
+    crossing = (Kind.ACT, Kind.COT)
+    written = {
+        buffer: buffer
         for instr in instructions
-        for read in instr.reads
-        if read.buffer.kind in (Kind.ACT, Kind.COT) and read.buffer not in written
+        for buffer in instr.writes
+        if buffer.kind in crossing
+    }
+    needed = dict.fromkeys(
+        buffer
+        for instr in instructions
+        for buffer, _ in instr.reads
+        if buffer.kind in crossing and buffer not in written
     )
     pairs: list[Instruction] = []
     sources: dict[tuple[Place, Kind], Place] = {}
     for tag, here in enumerate(needed):
-        key = (here.place, here.kind)
-        if key not in sources:
-            sources[key] = _neighbour(here)
-        source = sources[key]
-        there = written[Buffer(here.kind, source, here.subject, here.microbatch)]
-        assert here.microbatch is not None
-        wire = names.wire(here.place, tag, here.microbatch)
-        ends = {"tag": tag, "source": source, "target": here.place}
-        pairs.append(Send(reads=(Read(there),), writes=(wire,), **ends))
-        pairs.append(Recv(reads=(Read(wire),), writes=(here,), **ends))
+        kind, target, subject, microbatch, *_ = here
+        source = sources.get((target, kind))
+        if source is None:
+            source = sources[target, kind] = _neighbour(here)
+        there = written[Buffer(kind, source, subject, microbatch)]
+        assert microbatch is not None
+        wire = names.wire(target, tag, microbatch)
+        pairs += (
+            Send(
+                reads=(Read(there),),
+                writes=(wire,),
+                tag=tag,
+                source=source,
+                target=target,
+            ),
+            Recv(
+                reads=(Read(wire),),
+                writes=(here,),
+                tag=tag,
+                source=source,
+                target=target,
+            ),
+        )
     return pairs
 
 

@@ -12,11 +12,14 @@ import enum
 import json
 import re
 from collections.abc import Iterator
+from typing import NamedTuple, TypeVar, dataclass_transform
 
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
 
 FORMAT_VERSION = 1
+
+Value = TypeVar("Value")
 
 SECTIONS = ("prologue", "body", "drain")
 """Of a Program, in the order in which they run."""
@@ -73,8 +76,7 @@ class Memory(enum.StrEnum):
     """Pinned host memory beside the place's devices."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, order=True)
-class Buffer:
+class Buffer(NamedTuple):
     """A value that is written once: ``Act[r0.s1 L4 #2]``, ``State[a/3 l0]@1``."""
 
     kind: Kind
@@ -90,21 +92,6 @@ class Buffer:
     memory: Memory = Memory.DEVICE
     """Prefetch and WriteBack copy a buffer to its twin in the other memory."""
 
-    _hash: int = dataclasses.field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Lowering and simulating look buffers up all the time.
-        key = (self.kind, self.place, self.subject, self.microbatch, self.step)
-        object.__setattr__(self, "_hash", hash((*key, self.memory)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Made anew where it is read: hashes of strings differ between processes."""
-        key = (self.kind, self.place, self.subject, self.microbatch, self.step)
-        return Buffer, (*key, self.memory)
-
     def __str__(self) -> str:
         name = f"{word(self.place)} {words(self.subject)}"
         mb = "" if self.microbatch is None else f" #{self.microbatch}"
@@ -113,8 +100,7 @@ class Buffer:
         return f"{self.kind}[{name}{mb}]{step}{memory}"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """An input, and whether this is its last reader (then it is donated or freed)."""
 
     buffer: Buffer
@@ -132,7 +118,17 @@ class Part(enum.StrEnum):
     WEIGHT = "weight"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def instruction(kind: type[Value]) -> type[Value]:
+    """Frozen to the type checker, plain at run time.
+
+    Python's own frozen classes take three times as long to make, which was most of what
+    lowering cost.
+    """
+    return dataclasses.dataclass(kw_only=True, slots=True, unsafe_hash=True)(kind)
+
+
+@instruction
 class Instruction:
     """What every instruction has."""
 
@@ -140,7 +136,7 @@ class Instruction:
     writes: tuple[Buffer, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Load(Instruction):
     """Place one microbatch's batch arrays on the stages that read them.
 
@@ -153,7 +149,7 @@ class Load(Instruction):
     microbatch: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Forward(Instruction):
     """Run a segment forward.
 
@@ -168,7 +164,7 @@ class Forward(Instruction):
     grad: bool = True
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Backward(Instruction):
     """Run a segment backward and add to its gradients.
 
@@ -188,7 +184,7 @@ class Backward(Instruction):
     part: Part = Part.BOTH
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Send(Instruction):
     """Start moving an Act or Cot towards another stage: it becomes a Wire."""
 
@@ -197,7 +193,7 @@ class Send(Instruction):
     target: Place
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Recv(Instruction):
     """Finish a move: the Wire becomes an Act or Cot on the target's mesh and dtype."""
 
@@ -206,7 +202,7 @@ class Recv(Instruction):
     target: Place
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Gather(Instruction):
     """Bring a group's new parameters from their homes to one stage that uses them.
 
@@ -218,7 +214,7 @@ class Gather(Instruction):
     place: Place
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Reduce(Instruction):
     """Sum a group's gradients over all its users and lanes, at its homes.
 
@@ -232,7 +228,7 @@ class Reduce(Instruction):
     homes: tuple[Place, ...]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Agree(Instruction):
     """Sum scalars in the order of the reads, and give the result to ``members``.
 
@@ -253,7 +249,7 @@ class Site(enum.StrEnum):
     HOST = "host"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Update(Instruction):
     """One optimizer step of a group's boxes at one home.
 
@@ -267,7 +263,7 @@ class Update(Instruction):
     chunk: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Prefetch(Instruction):
     """Copy a buffer from host memory to the device, into a slot of a pool.
 
@@ -279,7 +275,7 @@ class Prefetch(Instruction):
     pool: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class WriteBack(Instruction):
     """Copy a buffer from the device to host memory: reads ``buffer``, writes its twin.
 
@@ -290,12 +286,12 @@ class WriteBack(Instruction):
     pool: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Snapshot(Instruction):
     """Copy state to pinned host memory for a checkpoint, after a drain."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@instruction
 class Free(Instruction):
     """Release buffers whose last reader is behind."""
 

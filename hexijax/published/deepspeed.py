@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from hexijax.plan.plan import Place
-from hexijax.program.clock import Clock
+from hexijax.program.clock import by_start
 from hexijax.program.linearise import Costs
 from hexijax.program.program import (
     Backward,
@@ -76,20 +76,24 @@ def _by_start(
     """One order of all streams; a stage goes on while what it sent is on its way."""
     jobs = [instruction for stream in streams for instruction in stream]
     maker = {buffer: i for i, job in enumerate(jobs) for buffer in job.writes}
-    waits = [[maker[r.buffer] for r in i.reads if r.buffer in maker] for i in jobs]
+    followers: list[list[int]] = [[] for _ in jobs]
+    for i, job in enumerate(jobs):
+        for buffer, _ in job.reads:
+            if buffer in maker:
+                followers[maker[buffer]].append(i)
     at = 0
     for stream in streams:
         last: int | None = None
         for i in range(at, at + len(stream)):
             if last is not None:
-                waits[i].append(last)
+                followers[last].append(i)
             if not isinstance(jobs[i], Send):
                 last = i
         at += len(stream)
-    clock = Clock(
-        waits=waits,
+    order = by_start(
+        followers=followers,
         ranks=[0] * len(jobs),
         devices=[()] * len(jobs),
-        duration_s=lambda i: costs.duration_s(jobs[i]),
+        seconds=[costs.duration_s(job) for job in jobs],
     )
-    return (jobs[i] for i in clock)
+    return (jobs[i] for i in order)

@@ -77,9 +77,7 @@ class Executor:
         self.body = self._body(program)
         self.drain = [self._action(i) for i in program.drain]
         ahead = [b for b in self._slot if b.step == 1]
-        self._turn = [
-            (self._slot[b], self._at(dataclasses.replace(b, step=0))) for b in ahead
-        ]
+        self._turn = [(self._slot[b], self._at(b._replace(step=0))) for b in ahead]
 
     def run_prologue(self) -> None:
         """Parameters from state; call once state is in its slots."""

@@ -40,12 +40,14 @@ def account(
     host_s = dict(steps.host_step_s)
     for i, task in enumerate(steps.work):
         more = _more(task, times)
-        for queue in queues.of_set[task.devices]:
+        for queue in queues.of_set[task.use.devices]:
             books[queue].add(steps, i, more)
-        for way, num_bytes in zip(task.load.ways, task.load.num_bytes, strict=True):
+        for way, num_bytes in zip(
+            task.use.load.ways, task.use.load.num_bytes, strict=True
+        ):
             moved[way] = moved.get(way, 0) + round(num_bytes * (1 + more))
         if more:
-            for host, calls in task.hosts:
+            for host, calls in task.use.hosts:
                 host_s[host] += more * calls * HOST_CALL_S
     for book in books.values():
         book.close()
@@ -62,7 +64,7 @@ def account(
 def _more(task: Task, times: Mapping[Place, float]) -> float:
     """How many further tasks of the step one that was played stands for."""
     i = task.instruction
-    if not times or task.what is What.SKIP:
+    if not times or task.use.what is What.SKIP:
         return 0.0
     if isinstance(i, Forward | Backward):
         return times.get(i.place, 1.0) - 1
@@ -83,7 +85,7 @@ class _Book:
     def add(self, steps: Steps, i: int, more: float) -> None:
         """The next task, which stands for ``more`` beside itself."""
         start_s, end_s = steps.starts[i], steps.ends[i]
-        free_s, what = self._free_s, steps.work[i].what
+        free_s, what = self._free_s, steps.work[i].use.what
         if start_s > free_s:
             for cause, seconds in waits(steps, i, free_s):
                 self.idle_s[cause] = self.idle_s.get(cause, 0.0) + seconds
@@ -92,7 +94,7 @@ class _Book:
             self._free_s = end_s
         elif end_s > free_s:
             took_s = end_s - max(start_s, free_s)
-            more_s = more * steps.work[i].seconds
+            more_s = more * steps.work[i].use.seconds
             self._skipped_s -= more_s
             self.busy_s[what] = self.busy_s.get(what, 0.0) + took_s + more_s
             self._free_s = end_s
@@ -124,9 +126,9 @@ def waits(steps: Steps, i: int, free_s: float) -> list[tuple[Cause, float]]:
         is_way = QUEUE - late >= steps.queues.first_way
         return [(Cause.SYNC if is_way else Cause.PIPELINE, gap_s)]
     task = steps.work[late]
-    if task.what not in (What.MOVE, What.SYNC, What.UPDATE):
+    if task.use.what not in (What.MOVE, What.SYNC, What.UPDATE):
         return [(Cause.PIPELINE, gap_s)]
-    cause = Cause.MOVE if task.what is What.MOVE else Cause.SYNC
+    cause = Cause.MOVE if task.use.what is What.MOVE else Cause.SYNC
     moving_s = min(start_s - max(free_s, _ready_s(steps, late)), gap_s)
     parts = [(cause, moving_s), (Cause.PIPELINE, gap_s - moving_s)]
     return [(why, seconds) for why, seconds in parts if seconds > 0]
@@ -144,19 +146,19 @@ def _events(steps: Steps) -> tuple[Event, ...]:
     first_s = min(
         start_s
         for start_s, task in zip(steps.starts, steps.work, strict=True)
-        if task.seconds
+        if task.use.seconds
     )
     return tuple(
         Event(
             start_s - first_s,
             end_s - first_s,
-            task.what,
+            task.use.what,
             task.instruction,
-            task.devices,
-            task.load,
+            task.use.devices,
+            task.use.load,
         )
         for start_s, end_s, task in zip(
             steps.starts, steps.ends, steps.work, strict=True
         )
-        if task.seconds
+        if task.use.seconds
     )

@@ -28,7 +28,6 @@ from hexijax.program.program import (
     Send,
 )
 from hexijax.simulator.steps import Steps
-from hexijax.simulator.tasks import Task
 
 Span = tuple[float, float]
 
@@ -102,7 +101,7 @@ def lives(
             inside = sizes.transient(i.place, i.segment) - own
             yield Life(i.place, None, *spans.of(i, i.place), max(inside, 0))
     for buffer, (start_s, size) in born.items():
-        old = dataclasses.replace(buffer, step=0)
+        old = buffer._replace(step=0)
         if buffer.kind is Kind.STATE:
             end_s = math.inf
         elif buffer.step and old in ends:  # the next step's last reader
@@ -146,10 +145,10 @@ class _Spans:
         return min(starts[n] for n in numbers), max(ends[n] for n in numbers)
 
     def _at(self, number: int, i: Instruction, place: Place) -> bool:
-        task: Task = self._steps.work[number]
-        if not task.devices and not task.behind:  # copies arrive
+        use = self._steps.work[number].use
+        if not use.devices and not use.behind:  # copies arrive
             return getattr(i, "place", None) == place
-        return self._costs.devices(place) in (task.devices, task.behind)
+        return self._costs.devices(place) in (use.devices, use.behind)
 
 
 def curves(
@@ -159,7 +158,7 @@ def curves(
     first_s = min(
         start_s
         for start_s, task in zip(steps.starts, steps.work, strict=True)
-        if task.seconds
+        if task.use.seconds
     )
     by_place: dict[Place, list[Life]] = {}
     for life in found:

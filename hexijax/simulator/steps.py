@@ -5,10 +5,12 @@
 Time and memory are linear in tasks, about half a microsecond each a step.
 """
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterable, Sequence
 
 from hexijax.costs.rates import HOST_CALL_S
-from hexijax.simulator.tasks import Task
+from hexijax.program.clock import together
+from hexijax.simulator.tasks import Task, Use
 
 MOST_STEPS = 64
 """Played before the last is taken as the steady state."""
@@ -33,14 +35,15 @@ class Steps:
 
     def __init__(self, work: Sequence[Task]) -> None:
         self.work = work
-        self.queues = Queues(work)
-        self._compiled = [self.queues.compiled(task) for task in work]
+        uses = collections.Counter([task.use for task in work])
+        self.queues = Queues(uses)
+        self._compiled = self._compile()
         self.hosts = self.queues.hosts
         self._host_s = [0.0] * len(self.hosts)
         calls = dict.fromkeys(self.hosts, 0)
-        for task in work:
-            for host, count in task.hosts:
-                calls[host] += count
+        for use, times in uses.items():
+            for host, count in use.hosts:
+                calls[host] += count * times
         self.host_step_s = {host: HOST_CALL_S * count for host, count in calls.items()}
         self.free_s = [0.0] * self.queues.number
         self._ways = Ways(self.free_s)
@@ -50,6 +53,18 @@ class Steps:
         self.bound: list[int] = []
         """Of each task, what it waited for last."""
         self._end_s = 0.0
+
+    def _compile(self) -> "list[Compiled]":
+        """Tasks with numbers for names."""
+        numbers = {use: self.queues.numbers(use) for use in self.queues.uses}
+        made: list[Compiled] = []
+        for task in self.work:
+            queues, calls, behind, held = numbers[task.use]
+            rest: Rest | None = None
+            if behind or held or task.before or task.along:
+                rest = (behind, task.before, task.along, held)
+            made.append((queues, task.use.seconds, calls, task.after, rest))
+        return made
 
     def until_they_repeat(self) -> float:
         """Plays steps; returns how long one takes in the steady state."""
@@ -187,57 +202,39 @@ class Ways:
 Rest = tuple[tuple[int, ...], Sequence[tuple[int, float]], Sequence[int], Held]
 """Queues waited for, tasks of the step before and alongside, ways with their times."""
 
-Compiled = tuple[
-    tuple[int, ...],
-    float,
-    tuple[tuple[int, float], ...],
-    Sequence[int],
-    Rest | None,
-]
+Calls = tuple[tuple[int, float], ...]
+"""Hosts, and how long they take over a task's calls."""
+
+Compiled = tuple[tuple[int, ...], float, Calls, Sequence[int], Rest | None]
 """Queues, seconds, hosts with the time of their calls, tasks before, and the rest."""
 
 
 class Queues:
     """Numbers for queues; devices that always work together are one."""
 
-    def __init__(self, work: Sequence[Task]) -> None:
+    def __init__(self, uses: Iterable[Use]) -> None:
+        self.uses = tuple(uses)
         sets = dict.fromkeys(
-            used for task in work for used in (task.devices, task.behind) if used
+            used for use in self.uses for used in (use.devices, use.behind) if used
         )
-        member_of: dict[str, list[int]] = {}
-        for i, used in enumerate(sets):
-            for device in used:
-                member_of.setdefault(device, []).append(i)
-        number: dict[tuple[int, ...], int] = {}
-        self.of_device = {
-            device: number.setdefault(tuple(at), len(number))
-            for device, at in member_of.items()
-        }
+        self.of_device = together(sets)
         self.of_set = {
             used: tuple(dict.fromkeys(self.of_device[d] for d in used)) for used in sets
         }
         self.of_set[()] = ()
-        ways = dict.fromkeys(way for task in work for way in task.load.ways)
-        self.of_way = {way: len(number) + i for i, way in enumerate(ways)}
-        self.number = len(number) + len(ways)
-        self.first_way = len(number)
-        islands = dict.fromkeys(host for task in work for host, _ in task.hosts)
+        self.first_way = len(set(self.of_device.values()))
+        ways = dict.fromkeys(way for use in self.uses for way in use.load.ways)
+        self.of_way = {way: self.first_way + i for i, way in enumerate(ways)}
+        self.number = self.first_way + len(ways)
+        islands = dict.fromkeys(host for use in self.uses for host, _ in use.hosts)
         self.hosts = {island: i for i, island in enumerate(islands)}
-        self._calls: dict[object, tuple[tuple[int, float], ...]] = {}
 
-    def compiled(self, task: Task) -> Compiled:
-        """A task with numbers for names."""
-        calls = self._calls.get(task.hosts)
-        if calls is None:
-            calls = self._calls[task.hosts] = tuple(
-                (self.hosts[host], HOST_CALL_S * count) for host, count in task.hosts
-            )
-        queues = self.of_set[task.devices]
-        load = task.load
-        rest: Rest | None = None
-        if load.ways or task.behind or task.before or task.along:
-            ways = (self.of_way[way] for way in load.ways)
-            held = zip(ways, load.holds_s, strict=True)
-            behind = self.of_set[task.behind]
-            rest = (behind, task.before, task.along, tuple(held))
-        return queues, task.seconds, calls, task.after, rest
+    def numbers(self, use: Use) -> tuple[tuple[int, ...], Calls, tuple[int, ...], Held]:
+        """Queues kept, calls, queues waited for, and ways held."""
+        ways = (self.of_way[way] for way in use.load.ways)
+        return (
+            self.of_set[use.devices],
+            tuple((self.hosts[host], HOST_CALL_S * count) for host, count in use.hosts),
+            self.of_set[use.behind],
+            tuple(zip(ways, use.load.holds_s, strict=True)),
+        )

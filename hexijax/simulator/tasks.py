@@ -22,10 +22,9 @@ import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hexijax.cluster import Cluster
-from hexijax.costs.borders import Border
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import NO_LOAD, Load
@@ -52,27 +51,36 @@ class What(enum.StrEnum):
     """Microbatches that are not played, since they repeat."""
 
 
+CROSSING = (Kind.ACT, Kind.COT)
+
 Hosts = tuple[tuple[str, int], ...]
 """Islands whose host dispatches a call, and how many such calls it makes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Use:
+    """What equal tasks have in common: one object for all of them."""
+
+    what: What
+    seconds: float
+    devices: tuple[str, ...]
+    """Kept from start to end."""
+    load: Load = NO_LOAD
+    """Ways, kept from the start for as long as its bytes need each."""
+    hosts: Hosts = ()
+    behind: tuple[str, ...] = ()
+    """Devices waited for, not kept."""
 
 
 @dataclasses.dataclass(slots=True)
 class Task:
     """One use of some queues at once."""
 
-    what: What
+    use: Use
     instruction: Instruction
     """The one it belongs to; a Reduce or a Gather has several tasks."""
-    seconds: float
-    devices: tuple[str, ...]
-    """Kept from start to end."""
-    load: Load
-    """Ways, kept from the start for as long as its bytes need each."""
-    after: Sequence[int]
+    after: Sequence[int] = ()
     """Tasks of the same step that end before this starts."""
-    hosts: Hosts
-    behind: tuple[str, ...] = ()
-    """Devices waited for, not kept."""
     along: Sequence[int] = ()
     """Tasks that have begun when this starts, and ended when it ends."""
     before: Sequence[tuple[int, float]] = ()
@@ -107,6 +115,13 @@ def tasks(
     return writer.finished()
 
 
+class Road(NamedTuple):
+    """What a message uses before it has arrived, and after."""
+
+    out: Sequence[Use]
+    into: Sequence[Use]
+
+
 class _Writer:
     """Turns instructions into tasks and remembers which task made which buffer."""
 
@@ -124,14 +139,13 @@ class _Writer:
         self._carried: list[tuple[int, Buffer]] = []
         self._has: set[Buffer] = set()
         self._leaving: dict[str, dict[Place, int]] = {}
-        self._runs: dict[object, tuple[float, tuple[str, ...], Hosts]] = {}
-        self._roads: dict[object, tuple[Border, tuple[str, ...], Hosts]] = {}
+        self._runs: dict[object, Use] = {}
+        self._roads: dict[object, Road] = {}
         self._hosts = functools.cache(self._find_hosts)
         self._skips_s = skips_s
         skips = {costs.devices(place): s for place, s in skips_s.items() if s}
         for devices, seconds in skips.items():
-            skip = Task(What.SKIP, ops.Free(), seconds, devices, NO_LOAD, (), ())
-            self._tasks.append(skip)
+            self._add(Use(What.SKIP, seconds, devices), ops.Free())
         self.makers: dict[type[Instruction], Callable[[Any], None]] = {
             ops.Load: self._nothing,
             ops.Free: self._nothing,
@@ -165,43 +179,38 @@ class _Writer:
     # Compute
 
     def _run(
-        self, i: ops.Forward | ops.Backward
-    ) -> tuple[float, tuple[str, ...], Hosts]:
-        """What a segment's every run has: seconds, devices, hosts."""
+        self, i: ops.Forward | ops.Backward, pair: ops.Backward | None = None
+    ) -> Use:
+        """What a segment's every run is, alone or with its backward."""
         first, stop = i.microbatches
-        part = i.part if isinstance(i, ops.Backward) else None
+        part = i.part if isinstance(i, ops.Backward) else pair is None
         key = (i.place, i.segment, stop - first, part)
         run = self._runs.get(key)
         if run is None:
-            devices = self._costs.devices(i.place)
+            what = What.BACKWARD if isinstance(i, ops.Backward) else What.FORWARD
             seconds = self._costs.duration_s(i)
-            run = self._runs[key] = seconds, devices, self._hosts(i.place)
+            if pair is not None:
+                what = What.BOTH
+                seconds += self._costs.duration_s(pair) - CALL_S
+            devices = self._costs.devices(i.place)
+            run = Use(what, seconds, devices, hosts=self._hosts(i.place))
+            self._runs[key] = run
         return run
 
     def _forward(self, i: ops.Forward) -> None:
-        seconds, devices, hosts = self._run(i)
-        what, after = What.FORWARD, self._inputs(i)
+        after = self._inputs(i)
         pair = self._pairs.get((i.place, i.segment, i.microbatches))
         if pair is not None:  # one program does both, and needs what both read
-            what = What.BOTH
-            seconds += self._run(pair)[0] - CALL_S
             after += self._inputs(pair)
-            for buffer in pair.writes:
-                self._made[buffer] = len(self._tasks)
-        for buffer in i.writes:
-            self._made[buffer] = len(self._tasks)
-        self._tasks.append(Task(what, i, seconds, devices, NO_LOAD, after, hosts))
+        made = self._add(self._run(i, pair), i, after)
+        for buffer in i.writes if pair is None else (*i.writes, *pair.writes):
+            self._made[buffer] = made
 
     def _backward(self, i: ops.Backward) -> None:
-        if self._pairs.get((i.place, i.segment, i.microbatches)) is i:
-            return
-        seconds, devices, hosts = self._run(i)
-        after = self._inputs(i)
-        for buffer in i.writes:
-            self._made[buffer] = len(self._tasks)
-        self._tasks.append(
-            Task(What.BACKWARD, i, seconds, devices, NO_LOAD, after, hosts)
-        )
+        if self._pairs.get((i.place, i.segment, i.microbatches)) is not i:
+            made = self._add(self._run(i), i, self._inputs(i))
+            for buffer in i.writes:
+                self._made[buffer] = made
 
     def _inputs(self, i: ops.Forward | ops.Backward) -> list[int]:
         """Tasks that a run waits for; its own devices' order sees to all others.
@@ -209,10 +218,9 @@ class _Writer:
         Parameters are waited for by the first that reads them.
         """
         after: list[int] = []
-        for read in i.reads:
-            buffer = read.buffer
+        for buffer, _ in i.reads:
             kind = buffer.kind
-            if kind is Kind.ACT or kind is Kind.COT:
+            if kind in CROSSING:
                 maker = self._made.get(buffer)
                 if maker is not None:
                     after.append(maker)
@@ -228,25 +236,35 @@ class _Writer:
         key = (i.source, i.target, read.subject, read.kind)
         road = self._roads.get(key)
         if road is None:
-            devices, hosts = self._costs.devices(i.source), self._hosts(i.source)
-            road = self._roads[key] = self._costs.message(i), devices, hosts
-        crossing, sources, hosts = road
-        made, load = self._made[read], crossing.load
-        if crossing.split_s:
-            made = self._program(i, What.MOVE, i.source, crossing.split_s, [made])
-        if load.ways:
-            task = Task(What.MOVE, i, load.seconds, (), load, [made], hosts, sources)
-            made = self._add(task)
-        for buffer in i.writes:
-            self._made[buffer] = made
+            road = self._roads[key] = self._road(i)
+        made = self._made[read]
+        for use in road.out:
+            made = self._add(use, i, (made,))
+        self._made[i.writes[0]] = made
 
     def _recv(self, i: ops.Recv) -> None:
         written = i.writes[0]
         made = self._made[i.reads[0].buffer]
-        crossing, *_ = self._roads[i.source, i.target, written.subject, written.kind]
-        if crossing.merge_s:
-            made = self._program(i, What.MOVE, i.target, crossing.merge_s, [made])
+        road = self._roads[i.source, i.target, written.subject, written.kind]
+        for use in road.into:
+            made = self._add(use, i, (made,))
         self._made[written] = made
+
+    def _road(self, i: ops.Send) -> Road:
+        """From a stage to another, for all messages alike."""
+        crossing = self._costs.message(i)
+        load, split_s, merge_s = crossing.load, crossing.split_s, crossing.merge_s
+        devices, hosts = self._costs.devices(i.source), self._hosts(i.source)
+        out = [
+            Use(What.MOVE, split_s, devices, hosts=hosts),
+            Use(What.MOVE, load.seconds, (), load, hosts, devices),
+        ]
+        devices, hosts = self._costs.devices(i.target), self._hosts(i.target)
+        into = [Use(What.MOVE, merge_s, devices, hosts=hosts)]
+        return Road(
+            out=[u for u, some in zip(out, (split_s, load.ways), strict=True) if some],
+            into=into if merge_s else (),
+        )
 
     # Sums and new parameters
 
@@ -320,7 +338,7 @@ class _Writer:
         hosts = self._hosts(place) if hosts is None else hosts
         behind = self._costs.devices(place)
         return self._add(
-            Task(What.SYNC, i, load.seconds, (), load, after, hosts, behind)
+            Use(What.SYNC, load.seconds, (), load, hosts, behind), i, after
         )
 
     def _senders(self, left: Mapping[Place, int], place: Place) -> list[int]:
@@ -342,16 +360,15 @@ class _Writer:
         """Copies into a place; -1: there are none."""
         if not load.ways:
             return -1
-        return self._add(
-            Task(What.SYNC, i, load.seconds, (), load, (), hosts, (), along)
-        )
+        use = Use(What.SYNC, load.seconds, (), load, hosts)
+        return self._add(use, i, along=along)
 
     def _agree(self, i: ops.Agree) -> None:
         if i.name != "norm" or len(i.members) < 2:  # the host looks when it likes
             return
         after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
         seconds = self._costs.duration_s(i)
-        task = self._add(Task(What.SYNC, i, seconds, (), NO_LOAD, after, ()))
+        task = self._add(Use(What.SYNC, seconds, ()), i, after)
         for buffer in i.writes:
             devices = self._costs.devices(buffer.place)
             self._made[buffer] = (
@@ -362,8 +379,14 @@ class _Writer:
 
     # Parts
 
-    def _add(self, task: Task) -> int:
-        self._tasks.append(task)
+    def _add(
+        self,
+        use: Use,
+        i: Instruction,
+        after: Sequence[int] = (),
+        along: Sequence[int] = (),
+    ) -> int:
+        self._tasks.append(Task(use, i, after, along))
         return len(self._tasks) - 1
 
     def _program(
@@ -378,7 +401,7 @@ class _Writer:
         """A program call on a place's devices."""
         devices = self._costs.devices(place)
         return self._add(
-            Task(what, i, seconds, devices, load, after, self._hosts(place))
+            Use(what, seconds, devices, load, self._hosts(place)), i, after
         )
 
     def _nothing(self, i: Instruction) -> None:

@@ -340,6 +340,6 @@ def test_a_copy_is_of_the_buffer_it_names():
     index = find(waiting, WriteBack)
     body = list(waiting.body)
     wrong = host_twin(body[index].writes[0])
-    wrong = dataclasses.replace(wrong, subject="g9")
+    wrong = wrong._replace(subject="g9")
     body[index] = dataclasses.replace(body[index], writes=(wrong,))
     assert "It must not write Res" in refused(with_body(waiting, body))

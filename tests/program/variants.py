@@ -74,7 +74,7 @@ def _halves(instr: Backward) -> Iterator[Backward]:
 
 def host_twin(buffer: Buffer) -> Buffer:
     """The copy in pinned host memory."""
-    return dataclasses.replace(buffer, memory=Memory.HOST)
+    return buffer._replace(memory=Memory.HOST)
 
 
 def with_waiting_residuals(program: Program, slots: int) -> Program:

@@ -110,7 +110,7 @@ class _Play:
                     "Param outlive a step: mark its last reader with '!' or free it.",
                     buffer,
                 )
-            later = dataclasses.replace(buffer, step=max(buffer.step - 1, 0))
+            later = buffer._replace(step=max(buffer.step - 1, 0))
             self._live[later] = position
             if buffer in self._slots:
                 self._slots[later] = self._slots.pop(buffer)
@@ -147,7 +147,7 @@ class _Play:
                 buffer,
             )
         if buffer.step and buffer.kind in (Kind.STATE, Kind.PARAM):
-            before = dataclasses.replace(buffer, step=buffer.step - 1)
+            before = buffer._replace(step=buffer.step - 1)
             if before in self._live:
                 self._faults.at(
                     position,

@@ -1,6 +1,5 @@
 """Loads, runs and copies read and write what their kind says, and no more."""
 
-import dataclasses
 from collections.abc import Iterable
 
 from hexijax.plan.plan import Place
@@ -165,7 +164,7 @@ def _check_grads(
         expected = names.partial_grad(instr.place, group, count - 1) if count else None
         found = before.get(group)
         if found and buffer.step:
-            found = dataclasses.replace(found, step=0)
+            found = found._replace(step=0)
         if found != expected:
             faults.at(
                 position,
@@ -184,9 +183,7 @@ def _compare(
     faults: Faults,
 ) -> None:
     actual = [b for b in found if not _is_grad(b)]
-    wanted = {
-        dataclasses.replace(b, step=b.step + shift) if shift else b for b in expected
-    }
+    wanted = {b._replace(step=b.step + shift) if shift else b for b in expected}
     if len(actual) == len(wanted) and wanted.issuperset(actual):
         return
     for i, buffer in enumerate(actual):
@@ -208,7 +205,7 @@ def _is_grad(buffer: Buffer) -> bool:
 
 def _twin(buffer: Buffer) -> Buffer:
     other = Memory.HOST if buffer.memory is Memory.DEVICE else Memory.DEVICE
-    return dataclasses.replace(buffer, memory=other)
+    return buffer._replace(memory=other)
 
 
 def _list(items: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
 """What schedules are made of."""
 
-import dataclasses
 import enum
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 class Way(enum.StrEnum):
@@ -14,8 +14,7 @@ class Way(enum.StrEnum):
     WEIGHT = "w"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One microbatch's pass through one stage of a replica."""
 
     way: Way
