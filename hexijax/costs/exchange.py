@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from hexijax.cluster import LinkProfile
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, box_size, shard_size
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alike, box_size, shard_size
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load, ring
 from hexijax.layers.chain import Group
@@ -87,20 +87,24 @@ class Exchange:
         self.members, self.homes = tuple(members), tuple(boxes)
         self._group, self._boxes, self._ways = group, boxes, ways
         self._sites = {place: sites[place] for place in (*boxes, *members)}
-        self._leaves = {leaf.id: leaf for leaf in group.leaves}
+        self._grids = {place: site.grid for place, site in self._sites.items()}
+        self._twins = {place: site.twin_grid for place, site in self._sites.items()}
+        self._leaves = alike(group.leaves, whole_leaves)
         items = {sites[member].item_bytes for member in members}
         self._item = items.pop() if len(items) == 1 else STATE_BYTES
         self._whole_leaves = whole_leaves
         self.num_members = sum(sites[member].copies for member in members)
         num_homes = sum(sites[home].copies for home in boxes)
         self.alone = self.num_members == num_homes == 1 and self.homes == self.members
-        self.held = {home: self._held(home) for home in boxes}
         self._piece = functools.cache(self._piece_size)
         self._divided = functools.cache(self._divided_size)
+        self.leave = functools.cache(self._leave)
+        self.spread_in = functools.cache(self._spread_in)
+        self.held = {home: self._held(home) for home in boxes}
         self._wholes = all(
-            box == whole(self._leaves[leaf])
+            held.get(leaf.id, whole(leaf)) == whole(leaf)
             for held in boxes.values()
-            for leaf, box in held.items()
+            for leaf, _ in self._leaves
         )
 
     # Sums
@@ -120,7 +124,7 @@ class Exchange:
         part = 0 if whole_here else min(self._divided(site.lanes, site.tensor), shard)
         return self._lanes(site, [part, shard - part, shard - part], GRAD_BYTES)
 
-    def leave(self, member: Place) -> Load:
+    def _leave(self, member: Place) -> Load:
         """A member's copies to all homes but itself."""
         return self._sent(member, self.homes, self._grad_bytes)
 
@@ -147,7 +151,7 @@ class Exchange:
         """A home's copies to all users but itself."""
         return self._sent(home, self.members, self._param_bytes)
 
-    def spread_in(self, user: Place) -> Load:
+    def _spread_in(self, user: Place) -> Load:
         """All copies to a user."""
         return self._got(user, self.homes, self._param_bytes)
 
@@ -173,17 +177,15 @@ class Exchange:
     def _held(self, home: Place) -> int:
         """Elements at home on each device of a place."""
         site = self._sites[home]
-        lanes = 1 if self._whole_leaves else site.lanes
-        return sum(
-            box_size(self._leaves[leaf], box, lanes=lanes, tensor=site.tensor)
-            for leaf, box in self._boxes[home].items()
-        )
+        return self._piece(home, 1 if self._whole_leaves else site.lanes, site.tensor)
 
     def _piece_size(self, home: Place, lanes: int, tensor: int) -> int:
         """Elements of a home's boxes on each device of a place."""
+        held = self._boxes[home]
         return sum(
-            box_size(self._leaves[leaf], box, lanes=lanes, tensor=tensor)
-            for leaf, box in self._boxes[home].items()
+            count * box_size(leaf, held[leaf.id], lanes=lanes, tensor=tensor)
+            for leaf, count in self._leaves
+            if leaf.id in held
         )
 
     def _divided_size(self, lanes: int, tensor: int) -> int:
@@ -207,27 +209,25 @@ class Exchange:
         return self._piece(home, site.lanes, site.tensor) * self._item
 
     def _sent(self, place: Place, to: Sequence[Place], num_bytes: _Bytes) -> Load:
-        source = self._sites[place].grid
+        source = self._grids[place]
         copies: list[tuple[Hops, float, int]] = []
         for other in to:
-            target, each = self._sites[other], num_bytes(place, other)
+            count, each = self._sites[other].copies, num_bytes(place, other)
             if other != place:
-                copies += self._copies(source, target.grid, each, 1)
-            if target.copies > 1:
-                others = target.copies - 1
-                copies += self._copies(source, target.twin_grid, each, others)
+                copies += self._copies(source, self._grids[other], each, 1)
+            if count > 1:
+                copies += self._copies(source, self._twins[other], each, count - 1)
         return load(copies, into=False)
 
     def _got(self, place: Place, of: Sequence[Place], num_bytes: _Bytes) -> Load:
-        target = self._sites[place].grid
+        target = self._grids[place]
         copies: list[tuple[Hops, float, int]] = []
         for other in of:
-            source, each = self._sites[other], num_bytes(other, place)
+            count, each = self._sites[other].copies, num_bytes(other, place)
             if other != place:
-                copies += self._copies(source.grid, target, each, 1)
-            if source.copies > 1:
-                others = source.copies - 1
-                copies += self._copies(source.twin_grid, target, each, others)
+                copies += self._copies(self._grids[other], target, each, 1)
+            if count > 1:
+                copies += self._copies(self._twins[other], target, each, count - 1)
         return load(copies, out=False)
 
     def _copies(

@@ -15,7 +15,7 @@ from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
 from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES
+from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES, alike
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
@@ -102,6 +102,7 @@ class PlanCosts:
         self._carriage = carriage
         self._ways = Ways(cluster)
         self._stages = dict(plan.stages())
+        self._exchanges: dict[object, Exchange] = {}
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
         self.segment_s = functools.cache(self._segment_s)
@@ -210,14 +211,25 @@ class PlanCosts:
         """A bucket's sum and new parameters."""
         group, boxes = self.groups[name], self.boxes(name)
         members = users(self._plan, group)
-        return Exchange(
-            group,
-            boxes,
+        leaves = alike(group.leaves, self._whole_leaves)
+        key = (
             members,
-            {place: self._site(place) for place in (*members, *boxes)},
-            self._ways,
-            whole_leaves=self._whole_leaves,
+            tuple((leaf.shape, leaf.tensor_dim, count) for leaf, count in leaves),
+            tuple(
+                (home, tuple(held.get(leaf.id) for leaf, _ in leaves))
+                for home, held in boxes.items()
+            ),
         )
+        if key not in self._exchanges:  # most layers of a model are alike
+            self._exchanges[key] = Exchange(
+                group,
+                boxes,
+                members,
+                {place: self._site(place) for place in (*members, *boxes)},
+                self._ways,
+                whole_leaves=self._whole_leaves,
+            )
+        return self._exchanges[key]
 
     def _make_site(self, place: Place) -> Site:
         devices = self.devices(place)

@@ -208,7 +208,7 @@ def _state(
     in_flight: dict[Place, int] = {}
     for group in buckets(plan, chain):
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
-        leaves = _alike(group.leaves, whole_leaves)
+        leaves = alike(group.leaves, whole_leaves)
         members = dict.fromkeys(users(plan, group))
         shards = functools.cache(functools.partial(shard_size, group))
         grids = {(stages[m].lanes, stages[m].tensor) for m in members}
@@ -245,7 +245,7 @@ def _state(
     }
 
 
-def _alike(leaves: Sequence[Leaf], whole_leaves: bool) -> list[tuple[Leaf, int]]:
+def alike(leaves: Sequence[Leaf], whole_leaves: bool) -> list[tuple[Leaf, int]]:
     """Leaves that are cut differently, and how many there are of each."""
     if whole_leaves:
         return [(leaf, 1) for leaf in leaves]

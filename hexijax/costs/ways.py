@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hexijax.cluster import Cluster, LinkProfile
 from hexijax.costs.links import way_bytes_per_s
@@ -58,8 +59,7 @@ class Load:
 NO_LOAD = Load()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """Devices that divide an array: lane by lane, in each its tensor shards."""
 
     devices: tuple[str, ...]

@@ -9,6 +9,7 @@ it.
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator, Mapping
 from typing import NewType
 
@@ -168,6 +169,7 @@ class Plan:
         return self.replicas[int(replica)].stages[int(stage)]
 
 
+@functools.lru_cache(maxsize=2**16)
 def stage_place(replica: int, stage: int) -> Place:
     """The place of a stage's mesh."""
     return Place(f"r{replica}.s{stage}")

@@ -80,10 +80,24 @@ def state_boxes(
     if whole_leaves:
         _deal_whole(group, shares, boxes)
     else:
+        parts = tuple(share for _, share in shares)
         for leaf in group.leaves:
-            for place, box in _cut(leaf, shares):
-                boxes[place][leaf.id] = box
+            for i, box in cut(leaf.shape, leaf.tensor_dim, parts):
+                boxes[shares[i][0]][leaf.id] = box
     return {place: held for place, held in boxes.items() if held}
+
+
+def holders(
+    plan: Plan, chain: Chain, group: Group, *, whole_leaves: bool = False
+) -> tuple[Place, ...]:
+    """The homes that ``state_boxes`` lists, without the boxes."""
+    if whole_leaves:
+        return tuple(state_boxes(plan, chain, group, whole_leaves=True))
+    shares = homes(plan, chain, group)
+    parts = tuple(share for _, share in shares)
+    shapes = {(leaf.shape, leaf.tensor_dim) for leaf in group.leaves}
+    held = {i for shape in shapes for i, _ in cut(*shape, parts)}
+    return tuple(place for i, (place, _) in enumerate(shares) if i in held)
 
 
 def whole(leaf: Leaf) -> Box:
@@ -126,12 +140,6 @@ def split_rows(rows: int, shares: Sequence[float]) -> list[int]:
     for i in by_remainder[: rows - sum(counts)]:
         counts[i] += 1
     return counts
-
-
-def _cut(leaf: Leaf, shares: Sequence[tuple[Place, float]]) -> list[tuple[Place, Box]]:
-    """The boxes of one leaf: along its first dim with room, or whole."""
-    parts = tuple(share for _, share in shares)
-    return [(shares[i][0], box) for i, box in cut(leaf.shape, leaf.tensor_dim, parts)]
 
 
 @functools.lru_cache(maxsize=2**12)

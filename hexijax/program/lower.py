@@ -23,7 +23,7 @@ from hexijax.program.placement import (
     prologue,
     sync,
 )
-from hexijax.program.program import Program
+from hexijax.program.program import Instruction, Program
 from hexijax.program.rules.fault import Faults
 from hexijax.program.rules.runs import check_layers
 
@@ -38,6 +38,7 @@ def lower(
     costs: Costs | None = None,
     evaluation: bool = False,
     whole_leaves: bool = False,
+    marked: bool = True,
     checked: bool = True,
     groups: Sequence[Group] | None = None,
 ) -> Program:
@@ -50,12 +51,18 @@ def lower(
       costs: durations that settle the order; None: a layer takes 1 forward, 2 backward.
       evaluation: forwards and metrics only, the parameters stay.
       whole_leaves: no leaf's state is cut, for optimizers that look inside a leaf.
+      marked: last reads die, and what nobody reads is freed; who looks at no memory
+        does without.
       checked: prove it; a search that lowers many plans proves the one it chose.
       groups: the buckets; None: the plan's own. A simulated part of a plan has the
         whole plan's.
     """
     with collector_paused():
-        program = _lowered(plan, chain, rules, costs, groups, evaluation, whole_leaves)
+        before, order = _lowered(
+            plan, chain, rules, costs, groups, evaluation, whole_leaves
+        )
+        body = free(order) if marked else order
+    program = Program(prologue=before, body=body)
     if checked:
         check(program, plan, chain, whole_leaves=whole_leaves)
     return program
@@ -69,7 +76,8 @@ def _lowered(
     groups: Sequence[Group] | None,
     evaluation: bool,
     whole_leaves: bool,
-) -> Program:
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
+    """The prologue, and the body's order."""
     check_layers(plan, chain, Faults(Program()))
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams = compute(plan, chain, groups, evaluation=evaluation)
@@ -83,4 +91,4 @@ def _lowered(
         loads(plan, chain, evaluation=evaluation),
         costs or UnitCosts(plan),
     )
-    return Program(prologue=tuple(prologue(places)), body=free(order))
+    return tuple(prologue(places)), order

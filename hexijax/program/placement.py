@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
-from hexijax.program.boxes import state_boxes, users
+from hexijax.program.boxes import holders, users
 from hexijax.program.buckets import buckets
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
@@ -63,10 +63,8 @@ def group_places(
     """Users and homes of every bucket, in the order of the chain."""
 
     def places(group: Group) -> GroupPlaces:
-        boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
-        return GroupPlaces(
-            group=group.name, users=users(plan, group), homes=tuple(boxes)
-        )
+        homes = holders(plan, chain, group, whole_leaves=whole_leaves)
+        return GroupPlaces(group=group.name, users=users(plan, group), homes=homes)
 
     groups = buckets(plan, chain) if groups is None else groups
     return tuple(map(places, groups))

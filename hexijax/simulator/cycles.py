@@ -64,6 +64,7 @@ def by_cycles(
         rules=rules,
         costs=costs,
         whole_leaves=whole_leaves,
+        marked=sizes is not None,
         checked=False,
         groups=groups,
     )

@@ -29,6 +29,7 @@ from hexijax.simulator.timeline import Timeline
 Value = TypeVar("Value")
 
 
+@collector_paused()
 def predict(
     plan: Plan,
     chain: Chain,
@@ -61,65 +62,65 @@ def predict(
     """
     rules = rules or StepRules()
     folded = folded and order is None
-    with collector_paused():
-        part = Fold(plan=plan, copies=None, like={})
-        if folded and not whole_leaves:  # whole leaves lie unlike in equal replicas
-            part = fold(plan, chain, cluster)
-        costs = PlanCosts(
+    part = Fold(plan=plan, copies=None, like={})
+    if folded and not whole_leaves:  # whole leaves lie unlike in equal replicas
+        part = fold(plan, chain, cluster)
+    costs = PlanCosts(
+        part.plan,
+        chain,
+        cluster,
+        moments,
+        whole_leaves=whole_leaves,
+        copies=part.copies,
+        carriage=carriage,
+    )
+    groups = tuple(costs.groups.values())
+    sizes = None
+    if memory:
+        sizes = BufferBytes(
+            part.plan, chain, cluster, costs, moments, whole_leaves=whole_leaves
+        )
+    timeline = None
+    if folded:
+        timeline = by_cycles(
             part.plan,
             chain,
             cluster,
-            moments,
+            costs,
+            rules,
+            groups=groups,
             whole_leaves=whole_leaves,
-            copies=part.copies,
-            carriage=carriage,
+            events=events,
+            sizes=sizes,
         )
-        groups = tuple(costs.groups.values())
-        sizes = None
-        if memory:
-            sizes = BufferBytes(
-                part.plan, chain, cluster, costs, moments, whole_leaves=whole_leaves
-            )
-        timeline = None
-        if folded:
-            timeline = by_cycles(
-                part.plan,
-                chain,
-                cluster,
-                costs,
-                rules,
-                groups=groups,
-                whole_leaves=whole_leaves,
-                events=events,
-                sizes=sizes,
-            )
-        if timeline is None:
-            program = lower(
-                part.plan,
-                chain,
-                rules=rules,
-                costs=costs,
-                whole_leaves=whole_leaves,
-                checked=False,
-                groups=groups,
-            )
-            if order:
-                program = order(program, costs)
-            timeline = simulate(
-                program,
-                part.plan,
-                chain,
-                cluster,
-                costs=costs,
-                events=events,
-                sizes=sizes,
-            )
-        if memory and part.copies is not None:
-            held = plan_memory(plan, chain, cluster, moments=moments)
-            state = {device: parts.state_bytes for device, parts in held.items()}
-            curves = all_devices(timeline.memory, part.like, state)
-            timeline = dataclasses.replace(timeline, memory=curves)
-        return _whole(timeline, part)
+    if timeline is None:
+        program = lower(
+            part.plan,
+            chain,
+            rules=rules,
+            costs=costs,
+            whole_leaves=whole_leaves,
+            marked=memory or order is not None,
+            checked=False,
+            groups=groups,
+        )
+        if order:
+            program = order(program, costs)
+        timeline = simulate(
+            program,
+            part.plan,
+            chain,
+            cluster,
+            costs=costs,
+            events=events,
+            sizes=sizes,
+        )
+    if memory and part.copies is not None:
+        held = plan_memory(plan, chain, cluster, moments=moments)
+        state = {device: parts.state_bytes for device, parts in held.items()}
+        curves = all_devices(timeline.memory, part.like, state)
+        timeline = dataclasses.replace(timeline, memory=curves)
+    return _whole(timeline, part)
 
 
 def _whole(timeline: Timeline, part: Fold) -> Timeline:
