@@ -53,6 +53,9 @@ REFINED = 4
 RESCHEDULED = 2
 """Pipelines that are tried under other schedules, the best of the played."""
 
+PRESSED = 0.8
+"""Of usable memory: a plan that takes more would perhaps be another with less."""
+
 LEAST = 8
 """Layouts, and variants of the best, that are simulated however long they are."""
 
@@ -193,6 +196,7 @@ class _Search:
             self._score_all(self._seeds(bound))
             self._walk()
             self._play()
+            self._recut()
             self._shrink()
             self._reschedule()
             self._refine()
@@ -388,6 +392,33 @@ class _Search:
                 again = self._fitting(scored) if scored else None
                 if again:
                     self._finish(again)
+
+    def _recut(self) -> None:
+        """The best pipelines that memory presses, layer by layer in segments.
+
+        Those hold fewer gradients at once, so that layers can go where the speed is;
+        the formula looks at them only where nothing else fits.
+        """
+        if self._options.layers_per_segment is not None:
+            return
+        options = dataclasses.replace(self._options, layers_per_segment=1)
+        scorer = Scorer(self._chain, self._cluster, self._batch_size, options)
+        best = sorted(self._finished.items(), key=lambda item: item[1])
+        for plan in [p for p, _ in best if _pipelines(p)][:RESCHEDULED]:
+            if not self._pressed(plan):
+                continue
+            self._check_time()
+            scored = scorer.score(self._layout(plan))
+            again = self._fitting(scored, scorer) if scored else None
+            if again:
+                self._finish(again)
+
+    def _pressed(self, plan: Plan) -> bool:
+        """Whether some device is nearly full."""
+        return any(
+            num_bytes > PRESSED * self._cluster.device(name).usable_memory_bytes
+            for name, num_bytes in self._judge.memory_bytes(plan).items()
+        )
 
     def _layout(self, plan: Plan) -> Layout:
         return tuple(
