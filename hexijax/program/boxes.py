@@ -24,6 +24,10 @@ MIN_CUT_SIZE = 2**14
 """Leaves of fewer elements stay whole: a message costs more than their bytes."""
 
 
+MIN_UNITS = 4
+"""Of rows in a home, where they are cut in units: what is uneven stays small."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
     """A box that two tilings share, held by ``source`` and wanted by ``target``."""
@@ -80,9 +84,9 @@ def state_boxes(
     if whole_leaves:
         _deal_whole(group, shares, boxes)
     else:
-        parts = tuple(share for _, share in shares)
+        parts, unit = tuple(share for _, share in shares), row_unit(plan, group)
         for leaf in group.leaves:
-            for i, box in cut(leaf.shape, leaf.tensor_dim, parts):
+            for i, box in cut(leaf.shape, leaf.tensor_dim, parts, unit):
                 boxes[shares[i][0]][leaf.id] = box
     return {place: held for place, held in boxes.items() if held}
 
@@ -142,11 +146,27 @@ def split_rows(rows: int, shares: Sequence[float]) -> list[int]:
     return counts
 
 
+def row_unit(plan: Plan, group: Group) -> int:
+    """Rows that all lanes can divide.
+
+    A box goes whole to every lane that cannot have a part of it. At tensor degree 1
+    they divide it along another dim.
+    """
+    stages = map(plan.stage, users(plan, group))
+    return math.lcm(*(stage.lanes for stage in stages if stage.tensor > 1))
+
+
 @functools.lru_cache(maxsize=2**12)
 def cut(
-    shape: tuple[int, ...], tensor_dim: int | None, shares: tuple[float, ...]
+    shape: tuple[int, ...],
+    tensor_dim: int | None,
+    shares: tuple[float, ...],
+    unit: int = 1,
 ) -> tuple[tuple[int, Box], ...]:
-    """Boxes by index of the share; equal layers are cut alike, once."""
+    """Boxes by index of the share; equal layers are cut alike, once.
+
+    In units of some rows where a home has several; the last has the rest.
+    """
     dims = [
         dim
         for dim, rows in enumerate(shape)
@@ -157,7 +177,11 @@ def cut(
         return ((max(range(len(shares)), key=lambda i: shares[i]), every),)
     boxes: list[tuple[int, Box]] = []
     dim, start = dims[0], 0
-    for i, rows in enumerate(split_rows(shape[dim], shares)):
+    if shape[dim] < MIN_UNITS * unit * len(shares):
+        unit = 1
+    last = max(i for i, share in enumerate(shares) if share)
+    for i, units in enumerate(split_rows(shape[dim] // unit, shares)):
+        rows = units * unit + (shape[dim] % unit if i == last else 0)
         if rows:
             stop = start + rows
             boxes.append((i, (*every[:dim], (start, stop), *every[dim + 1 :])))

@@ -18,7 +18,7 @@ from hexijax.cluster import Cluster, Node
 from hexijax.costs.instructions import Copies
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
-from hexijax.program.boxes import Box, cut, homes
+from hexijax.program.boxes import Box, cut, homes, row_unit
 from hexijax.program.buckets import buckets
 
 ALIKE = 0.1
@@ -196,9 +196,10 @@ def _held(plan: Plan, chain: Chain, groups: Sequence[Group]) -> list[float]:
         shares = homes(plan, chain, group)
         parts = tuple(share for _, share in shares)
         owners = [_replica(place) for place, _ in shares]
+        unit = row_unit(plan, group)
         shapes = collections.Counter((x.shape, x.tensor_dim) for x in group.leaves)
         for (shape, tensor_dim), count in shapes.items():
-            for i, box in cut(shape, tensor_dim, parts):
+            for i, box in cut(shape, tensor_dim, parts, unit):
                 owner = owners[i]
                 if owner is not None:
                     held[owner] += count * math.prod(b - a for a, b in box)
@@ -225,11 +226,13 @@ def _boxes(
             stage = int(place.split(".s")[1])
             moved[i] = stage_place(number[replica], stage)
     boxes: dict[Place, dict[str, Box]] = {place: {} for place in moved.values()}
+    unit = row_unit(plan, group)
     cuts: dict[object, list[tuple[Place, Box]]] = {}
     for leaf in group.leaves:
         key = (leaf.shape, leaf.tensor_dim)
         if key not in cuts:
-            cuts[key] = [(moved[i], box) for i, box in cut(*key, parts) if i in moved]
+            found = cut(*key, parts, unit)
+            cuts[key] = [(moved[i], box) for i, box in found if i in moved]
         for place, box in cuts[key]:
             boxes[place][leaf.id] = box
     return boxes

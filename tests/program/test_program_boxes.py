@@ -1,5 +1,6 @@
 """Boxes tile each leaf exactly, and pieces are what two tilings share."""
 
+import dataclasses
 import itertools
 import random
 
@@ -85,6 +86,20 @@ def test_the_tensor_dim_is_never_cut():
     boxes = state_boxes(plan, chain, group)
     assert boxes["a/0"]["w"] == ((0, 512), (0, 32))
     assert boxes["b/0"]["w"] == ((0, 512), (32, 64))
+
+
+def test_boxes_are_cut_so_that_all_lanes_can_divide_them():
+    """A tensor shard's lanes have no other dim, and a box goes whole to all of them."""
+    stages = [make_stages([1], prefix=x, tensor=2, lanes=2) for x in "abc"]
+    plan = make_plan(*((s, 2) for s in stages))
+    leaf = Leaf(name="w", shape=(101, 512), tensor_dim=1)
+    group = Group(name="l0", leaves=(leaf,), layers=(0,))
+    rows = [box["w"][0] for box in state_boxes(plan, make_chain(1), group).values()]
+    assert rows == [(0, 34), (34, 68), (68, 101)]
+    few = dataclasses.replace(leaf, shape=(20, 1024))  # even would be far from equal
+    group = dataclasses.replace(group, leaves=(few,))
+    rows = [box["w"][0] for box in state_boxes(plan, make_chain(1), group).values()]
+    assert rows == [(0, 7), (7, 14), (14, 20)]
 
 
 def test_whole_leaves_go_to_the_home_furthest_below_its_share():

@@ -8,6 +8,7 @@ the source's other degrees obey it exactly, vocabulary padding included.
 """
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,7 @@ def model_chain(folder: Path, model: str) -> Chain:
         groups.append(
             Group(
                 name=name,
-                leaves=(
-                    _leaf(f"{name}/split", split, hidden, tensor_dim=1),
-                    _leaf(f"{name}/whole", whole, hidden),
-                ),
+                leaves=tuple(_leaves(name, split, whole, hidden)),
                 layers=(i,),
             )
         )
@@ -77,6 +75,15 @@ def model_chain(folder: Path, model: str) -> Chain:
         notes=("FLOPs by formula; only remat none was measured",),
         tokens_per_sample=shape["sequence_length"],
     )
+
+
+def _leaves(name: str, split: int, whole: int, hidden: int) -> Iterator[Leaf]:
+    """Square weights as one array, and as others what is left: biases, norms."""
+    weights = split - split % (hidden * hidden)
+    yield _leaf(f"{name}/weights", weights, hidden, tensor_dim=1)
+    if split > weights:
+        yield _leaf(f"{name}/split", split - weights, hidden, tensor_dim=1)
+    yield _leaf(f"{name}/whole", whole, hidden)
 
 
 def _leaf(name: str, size: int, hidden: int, tensor_dim: int | None = None) -> Leaf:
