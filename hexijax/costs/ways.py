@@ -6,9 +6,9 @@ A device has a way out and a way in to the devices of its node. A node has one o
 to other nodes, which all its devices share; a link that carries less than both network
 cards is a way of its own. One copy takes the latency and its bytes at its link's rate;
 it keeps each of its ways for its bytes at the rate that the way carries of all copies
-together. So latency keeps nobody waiting, and no way carries more
-than its rate allows. Copies that leave at once take as long as the slowest alone, or as
-the way among theirs that needs longest for all of them.
+together. So latency keeps nobody waiting, many small copies fill a way as one large one
+does, and no way carries more than its rate allows. Copies that leave at once take as
+long as the slowest alone, or as the way among theirs that needs longest for all.
 """
 
 import dataclasses
@@ -122,36 +122,37 @@ def load(
       out: count the ways out.
       into: count the ways in.
     """
-    held: dict[str, list[float]] = {}
+    held: dict[str, dict[tuple[LinkProfile, float], float]] = {}
     alone_s = latency_s = 0.0
 
-    def keep(way: str, num_bytes: float, bytes_per_s: float) -> None:
-        kept = held.setdefault(way, [0.0, 0.0])
-        kept[0] += num_bytes
-        kept[1] += num_bytes / bytes_per_s
+    def keep(way: str, num_bytes: float, link: LinkProfile, bytes_per_s: float) -> None:
+        kept = held.setdefault(way, {})
+        kept[link, bytes_per_s] = kept.get((link, bytes_per_s), 0.0) + num_bytes
 
     for hops, each, times in copies:
         if not each or not times:
             continue
         for hop, count in hops:
-            alone_s = max(alone_s, hop.link.flow_s(int(each)))
-            latency_s = max(latency_s, hop.link.latency_s)
-            num_bytes = each * count * times
-            filled = hop.link.filled(each * count) if hop.link.measured else 1.0
+            link, num_bytes = hop.link, each * count * times
+            alone_s = max(alone_s, link.flow_s(int(each)))
+            latency_s = max(latency_s, link.latency_s)
             if hop.through and out:  # copies elsewhere have links of their own
-                keep(hop.through, each * count, hop.link.bytes_per_s * filled)
+                keep(hop.through, each * count, link, link.bytes_per_s)
             if out:
-                keep(hop.out, num_bytes, hop.out_bytes_per_s * filled)
+                keep(hop.out, num_bytes, link, hop.out_bytes_per_s)
             if into:
-                keep(hop.into, num_bytes, hop.into_bytes_per_s * filled)
+                keep(hop.into, num_bytes, link, hop.into_bytes_per_s)
     if not held:
         return NO_LOAD
-    longest_s = max(hold_s for _, hold_s in held.values())
+    holds_s = tuple(
+        sum(n / (rate * link.filled(n)) for (link, rate), n in kept.items())
+        for kept in held.values()
+    )
     return Load(
-        max(alone_s, latency_s + longest_s),
+        max(alone_s, latency_s + max(holds_s)),
         tuple(held),
-        tuple(hold_s for _, hold_s in held.values()),
-        tuple(round(num_bytes) for num_bytes, _ in held.values()),
+        holds_s,
+        tuple(round(sum(kept.values())) for kept in held.values()),
     )
 
 
