@@ -100,7 +100,8 @@ def holders(
     shares = homes(plan, chain, group)
     parts = tuple(share for _, share in shares)
     shapes = {(leaf.shape, leaf.tensor_dim) for leaf in group.leaves}
-    held = {i for shape in shapes for i, _ in cut(*shape, parts)}
+    unit = row_unit(plan, group)
+    held = {i for shape in shapes for i, _ in cut(*shape, parts, unit)}
     return tuple(place for i, (place, _) in enumerate(shares) if i in held)
 
 
