@@ -1,6 +1,6 @@
 """`hexijax simulate`: a plan's step on a timeline. No device is used.
 
-arguments -> Study -> judge -> the table; trace.json for Perfetto, timeline.png
+arguments -> Study -> judge -> the table; trace.json for Perfetto, pictures
 """
 
 import argparse
@@ -31,10 +31,10 @@ def run_simulation(arguments: argparse.Namespace) -> int:
     with screen.on("drawing"):
         from hexijax.report.pictures import draw  # matplotlib takes a second
 
-        drawn = draw(judged)
+        played = with_events(judged, memory=True)
+        drawn = draw(played)
     pictures = save_pictures(study.folder, drawn)
     trace = study.folder / "trace.json"
-    played = with_events(judged, memory=True)
     write_trace(trace, played.timeline)
     if arguments.json:
         write_json(arguments.json, {**judged.figures(), **figures(played.timeline)})

@@ -16,6 +16,7 @@ HEADINGS = {
     "plan": "Who holds what",
     "timeline": "A step on a timeline",
     "memory": "Memory",
+    "held": "Memory over a step",
     "compare": "The same step under every plan",
 }
 """Of pictures, by the name of their file."""

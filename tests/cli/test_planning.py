@@ -61,11 +61,13 @@ def test_plan_writes_figures_pictures_and_a_page_that_stands_alone(saved, capsys
     shown = capsys.readouterr().out
     assert shown.startswith(f"{figures['verdict']}\n")
     text = html.read_text()
-    assert text.count("data:image/png;base64,") == 3
+    assert text.count("data:image/png;base64,") == 4
     assert "http" not in text.replace("http-equiv", "")
     assert "<script" not in text
     names = {path.name for path in (saved.parent / "out" / "toy").iterdir()}
-    assert names == {"plan.txt", "plan.json", "plan.png", "timeline.png", "memory.png"}
+    pictures = {"plan.png", "timeline.png", "memory.png", "held.png"}
+    assert names == {"plan.txt", "plan.json", *pictures}
+    assert "<h2>Memory over a step</h2>" in text
     again = serial.load(saved.parent / "out" / "toy" / "plan.json")
     assert again.training == serial.load(saved).training
     assert again.chain == serial.load(saved).chain
