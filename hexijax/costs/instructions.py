@@ -6,7 +6,8 @@ plan, chain, cluster -> PlanCosts -> duration_s(instruction), border(...), excha
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import is_joined
@@ -103,6 +104,17 @@ class PlanCosts:
         self._ways = Ways(cluster)
         self._stages = dict(plan.stages())
         self._exchanges: dict[object, Exchange] = {}
+        self._crossings: dict[object, Border] = {}
+        self._handlers: dict[type[Instruction], Callable[[Any], float]] = {
+            Forward: self._forward_s,
+            Backward: self._backward_s,
+            Send: self._send_s,
+            Recv: lambda i: self.message(i).merge_s,
+            Reduce: self._reduce_s,
+            Gather: lambda i: self.exchange(i.group).spread_in(i.place).seconds,
+            Update: self._update_s,
+            Agree: self._agree_s,
+        }
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
         self.segment_s = functools.cache(self._segment_s)
@@ -119,25 +131,8 @@ class PlanCosts:
 
     def duration_s(self, instruction: Instruction) -> float:
         """Seconds from start to end, with nothing else on the ways."""
-        match instruction:
-            case Forward() | Backward():
-                return self._compute_s(instruction)
-            case Send():
-                crossing = self.message(instruction)
-                return crossing.split_s + crossing.load.seconds
-            case Recv():
-                return self.message(instruction).merge_s
-            case Reduce(group=group):
-                exchange = self.exchange(group)
-                return max(exchange.leave(m).seconds for m in exchange.members)
-            case Gather(group=group, place=place):
-                return self.exchange(group).spread_in(place).seconds
-            case Update(group=group, home=home):
-                return self._update_s(group, home)
-            case Agree():
-                return self._agree_s(instruction.members)
-            case _:
-                return 0.0
+        handler = self._handlers.get(type(instruction))
+        return handler(instruction) if handler else 0.0
 
     def boxes(self, group: str) -> Mapping[Place, Mapping[str, Box]]:
         """Of a bucket's state, at each home."""
@@ -179,12 +174,13 @@ class PlanCosts:
             moved = instruction.reads[0].buffer
         else:
             moved = instruction.writes[0]
-        return self.border(
-            instruction.source,
-            instruction.target,
-            int(moved.subject[1:]),
-            moved.kind is Kind.COT,
-        )
+        key = (instruction.source, instruction.target, moved.subject, moved.kind)
+        crossing = self._crossings.get(key)
+        if crossing is None:
+            layer = int(moved.subject[1:])
+            crossing = self.border(*key[:2], layer, moved.kind is Kind.COT)
+            self._crossings[key] = crossing
+        return crossing
 
     def border_s(self, source: Place, target: Place, layer: int) -> float:
         """One microbatch's activations across the border before a layer."""
@@ -291,19 +287,29 @@ class PlanCosts:
     def _replica(self, place: Place) -> Replica:
         return self._plan.replicas[int(place[1:].split(".s")[0])]
 
-    def _compute_s(self, instruction: Forward | Backward) -> float:
-        first, stop = instruction.microbatches
-        place, segment = instruction.place, instruction.segment
-        if isinstance(instruction, Backward):
-            return self._part_s(place, segment, instruction.part) * (stop - first)
-        return self.segment_s(place, segment, True) * (stop - first)
+    def _forward_s(self, i: Forward) -> float:
+        first, stop = i.microbatches
+        return self.segment_s(i.place, i.segment, True) * (stop - first)
 
-    def _update_s(self, group: str, home: Place) -> float:
+    def _backward_s(self, i: Backward) -> float:
+        first, stop = i.microbatches
+        return self._part_s(i.place, i.segment, i.part) * (stop - first)
+
+    def _send_s(self, i: Send) -> float:
+        crossing = self.message(i)
+        return crossing.split_s + crossing.load.seconds
+
+    def _reduce_s(self, i: Reduce) -> float:
+        exchange = self.exchange(i.group)
+        return max(exchange.leave(m).seconds for m in exchange.members)
+
+    def _update_s(self, i: Update) -> float:
         """State, gradient and slice of the home's own boxes, once through memory.
 
         Unless the kind's update was measured.
         """
-        held = self.exchange(group).held.get(home, 0)
+        home = i.home
+        held = self.exchange(i.group).held.get(home, 0)
         profile = self._cluster.device(self.devices(home)[0]).profile
         measured_s = update_s_per_param(profile)
         if measured_s:
@@ -311,9 +317,9 @@ class PlanCosts:
         per_param = 2 * STATE_BYTES * (1 + self._moments) + GRAD_BYTES + STATE_BYTES
         return CALL_S + held * per_param / self._site(home).memory_bytes_per_s
 
-    def _agree_s(self, members: Sequence[Place]) -> float:
+    def _agree_s(self, i: Agree) -> float:
         """A few bytes from each to the next: the longest latency among them."""
-        ends = [self.devices(place)[0] for place in members if self.devices(place)]
+        ends = [self.devices(place)[0] for place in i.members if self.devices(place)]
         hops = itertools.pairwise(ends)
         return max(
             (self._ways.hop(a, b).link.transfer_s(4) for a, b in hops if a != b),

@@ -12,7 +12,15 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.buckets import buckets, segment_buckets
-from hexijax.program.program import Backward, Buffer, Forward, Instruction, Part, Read
+from hexijax.program.program import (
+    Backward,
+    Buffer,
+    Forward,
+    Instruction,
+    Kind,
+    Part,
+    Read,
+)
 from hexijax.program.schedules import Turn, Way, schedule_replica
 
 Streams = tuple[tuple[Instruction, ...], ...]
@@ -34,7 +42,7 @@ def compute(
         batch = batch_places(plan, chain, r)
         stages: list[list[_Segment]] = []
         for s, stage in enumerate(replica.stages):
-            place, counts = stage_place(r, s), dict[str, int]()
+            place, sums = stage_place(r, s), dict[str, Read]()
             segments: list[_Segment] = []
             for g in range(len(stage.segments)):
                 first, stop = stage.segment_layers(g)
@@ -44,7 +52,7 @@ def compute(
                     first=first,
                     stop=stop if stop < len(chain.layers) else None,
                     groups=segment_buckets(groups, (first, stop)),
-                    counts=counts,
+                    sums=sums,
                     batch=place in batch,
                     grad=not evaluation,
                 )
@@ -88,29 +96,31 @@ class _Segment:
         first: int,
         stop: int | None,
         groups: Sequence[Group],
-        counts: dict[str, int],
+        sums: dict[str, Read],
         batch: bool,
         grad: bool,
     ) -> None:
         """A segment of layers ``first`` up to ``stop``; None: up to the loss.
 
-        ``counts`` is the stage's: segments may share a group.
+        ``sums`` are the stage's gradients so far: segments may share a group.
         """
         self._place, self._segment = place, segment
         self._first, self._stop = first, stop
         self._groups = [group.name for group in groups]
         self._params = [Read(names.param(place, group)) for group in self._groups]
-        self._counts = counts
+        self._inputs: dict[int, list[Read]] = {}
+        self._sums = sums
         self._batch, self._grad = batch, grad
 
-    def _inputs(self, microbatch: int, *, act: bool = True) -> list[Read]:
+    def _reads(self, microbatch: int) -> list[Read]:
         """What both directions read: parameters, the first border, the batch."""
-        inputs = self._params.copy()
-        if self._first > 0 and act:
-            inputs.append(Read(names.act(self._place, self._first, microbatch)))
-        if self._batch:
-            inputs.append(Read(names.batch(self._place, microbatch)))
-        return inputs
+        if microbatch not in self._inputs:
+            inputs = self._inputs[microbatch] = self._params.copy()
+            if self._first > 0:
+                inputs.append(Read(names.act(self._place, self._first, microbatch)))
+            if self._batch:
+                inputs.append(Read(names.batch(self._place, microbatch)))
+        return self._inputs[microbatch]
 
     def forward(self, microbatch: int) -> Forward:
         """One microbatch forward."""
@@ -122,7 +132,7 @@ class _Segment:
         if self._grad:
             writes.append(names.res(place, self._segment, microbatch))
         return Forward(
-            reads=tuple(self._inputs(microbatch)),
+            reads=tuple(self._reads(microbatch)),
             writes=tuple(writes),
             place=place,
             segment=self._segment,
@@ -133,7 +143,7 @@ class _Segment:
     def backward(self, microbatch: int, part: Part) -> Backward:
         """One microbatch backward, or a part of that."""
         place, stop = self._place, self._stop
-        reads = self._inputs(microbatch, act=part is not Part.WEIGHT)
+        reads = self._reads(microbatch).copy()
         writes: list[Buffer] = []
         if part is not Part.WEIGHT:
             reads.append(Read(names.res(place, self._segment, microbatch)))
@@ -148,14 +158,17 @@ class _Segment:
             if part is Part.INPUT:
                 writes.append(handed)
             else:
+                reads = [r for r in reads if r.buffer.kind is not Kind.ACT]
                 reads.append(Read(handed))
         if part is not Part.INPUT:
             for group in self._groups:
-                count = self._counts.get(group, 0)
-                if count:
-                    reads.append(Read(names.partial_grad(place, group, count - 1)))
-                writes.append(names.partial_grad(place, group, count))
-                self._counts[group] = count + 1
+                count = 0
+                if group in self._sums:
+                    reads.append(self._sums[group])
+                    count = (self._sums[group].buffer.microbatch or 0) + 1
+                total = names.partial_grad(place, group, count)
+                writes.append(total)
+                self._sums[group] = Read(total)
         return Backward(
             reads=tuple(reads),
             writes=tuple(writes),

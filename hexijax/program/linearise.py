@@ -77,6 +77,7 @@ def linearise(
     jobs = [instr for stream in streams for instr in stream]
     jobs += [instr for instr in others if not isinstance(instr, Send)]
     writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
+    loaded = {buffer: i for i, load in enumerate(loads) for buffer in load.writes}
     leaving: dict[int, list[Send]] = {}
     lags_s: dict[Buffer, float] = {}
     for instr in others:
@@ -86,13 +87,14 @@ def linearise(
             leaving.setdefault(writer[sent], []).append(instr)
             lags_s[wire] = costs.duration_s(instr)
 
-    loader = _Loader(loads)
     followers: list[list[int]] = [[] for _ in jobs]
+    loads_of: dict[int, list[int]] = {}
     for i, instr in enumerate(jobs):
         for buffer, _ in instr.reads:
-            made = writer.get(buffer)
-            if made is not None:
-                followers[made].append(i)
+            if buffer in writer:
+                followers[writer[buffer]].append(i)
+            elif buffer in loaded:
+                loads_of.setdefault(i, []).append(loaded[buffer])
     start = 0
     for stream in streams:
         for i in range(start + 1, start + len(stream)):
@@ -100,8 +102,7 @@ def linearise(
         start += len(stream)
 
     devices = {place: stage.devices for place, stage in plan.stages()}
-    order: list[Instruction] = []
-    for i in by_start(
+    starts = by_start(
         followers=followers,
         ranks=[RANKS[type(instr)] for instr in jobs],
         devices=[_devices(instr, devices) for instr in jobs],
@@ -111,8 +112,12 @@ def linearise(
             for i, instr in enumerate(jobs)
             if isinstance(instr, Recv)
         },
-    ):
-        order += loader.before(jobs[i])
+    )
+    order: list[Instruction] = []
+    loader = _Loader(loads, loaded)
+    for i in starts:
+        for load in loads_of.get(i, ()):
+            order += loader.due(load)
         order.append(jobs[i])
         order += leaving.get(i, ())
     total = sum(map(len, streams)) + len(others) + len(loads)
@@ -134,21 +139,17 @@ def _devices(
 class _Loader:
     """Puts each Load into the order one microbatch ahead of its first use."""
 
-    def __init__(self, loads: Sequence[Load]) -> None:
+    def __init__(self, loads: Sequence[Load], writer: Mapping[Buffer, int]) -> None:
         self._loads = loads
-        self._writer = {b: i for i, load in enumerate(loads) for b in load.writes}
-        self._unused = dict(self._writer)
+        self._writer = writer
         self._done: set[int] = set()
 
-    def before(self, instr: Instruction) -> Iterator[Load]:
-        """What the instruction is the first to read, and the microbatch after it."""
-        for buffer, _ in instr.reads:
-            i = self._unused.pop(buffer, None)
-            if i is not None:
-                yield from self._emit(i)
-                ahead = self._loads[i + 1 : i + 2]
-                if ahead and ahead[0].replica == self._loads[i].replica:
-                    yield from self._emit(i + 1)
+    def due(self, i: int) -> Iterator[Load]:
+        """Where what a Load writes is read: itself, and the microbatch after it."""
+        yield from self._emit(i)
+        ahead = self._loads[i + 1 : i + 2]
+        if ahead and ahead[0].replica == self._loads[i].replica:
+            yield from self._emit(i + 1)
 
     def _emit(self, i: int) -> Iterator[Load]:
         if i not in self._done:
