@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hexijax.cluster import LinkProfile
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alike, box_size, shard_size
 from hexijax.costs.rates import CALL_S
-from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load, ring
+from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load
 from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box, whole
@@ -244,7 +244,7 @@ class Exchange:
         seconds = CALL_S + (lanes - 1) * sum(
             site.link.transfer_s(size * item // lanes) for size in sizes if size
         )
-        hops = ring(self._ways, lanes, site.tensor, site.devices)
+        hops = self._ways.ring(site.grid)
         sent = (lanes - 1) / lanes * sum(sizes) * item
         ways = load([(hops, sent, 1)])
         return Call(max(seconds, CALL_S + max(ways.holds_s, default=0.0)), ways)

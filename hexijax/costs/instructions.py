@@ -101,7 +101,7 @@ class PlanCosts:
         self._copies = copies
         self._whole_leaves = whole_leaves
         self._carriage = carriage
-        self._ways = Ways(cluster)
+        self._ways = Ways.of(cluster)
         self._stages = dict(plan.stages())
         self._exchanges: dict[object, Exchange] = {}
         self._crossings: dict[object, Border] = {}

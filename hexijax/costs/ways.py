@@ -58,6 +58,9 @@ class Load:
 
 NO_LOAD = Load()
 
+MOST_KEPT = 2**16
+"""Answers of each kind that are remembered."""
+
 
 class Grid(NamedTuple):
     """Devices that divide an array: lane by lane, in each its tensor shards."""
@@ -72,8 +75,15 @@ class Ways:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.hop = functools.cache(self._hop)
-        self.pieces = functools.cache(self._pieces)
+        self.hop = functools.lru_cache(MOST_KEPT)(self._hop)
+        self.pieces = functools.lru_cache(MOST_KEPT)(self._pieces)
+        self.ring = functools.lru_cache(MOST_KEPT)(self._ring)
+
+    @classmethod
+    @functools.lru_cache(maxsize=4)
+    def of(cls, cluster: Cluster) -> "Ways":
+        """Those of a cluster whose plans are costed one after another."""
+        return cls(cluster)
 
     def _hop(self, source: str, target: str) -> Hop:
         """From a device to another."""
@@ -101,6 +111,21 @@ class Ways:
                     by = source.devices[k * source.tensor + m]
                     pairs.setdefault(rows * columns, []).append((by, to))
         return tuple((part, self.counted(each)) for part, each in pairs.items())
+
+    def _ring(self, grid: Grid) -> Hops:
+        """Hops between nodes of a ring over the lanes, for each tensor shard one ring.
+
+        Those inside a node run between the devices that the program holds anyway.
+        """
+        devices, lanes, tensor = grid
+        pairs = (
+            (devices[lane * tensor + t], devices[(lane + 1) % lanes * tensor + t])
+            for lane in range(lanes)
+            for t in range(tensor)
+        )
+        return tuple(
+            (hop, count) for hop, count in self.counted(pairs) if hop.between_nodes
+        )
 
     def counted(self, pairs: Iterable[tuple[str, str]]) -> Hops:
         """Hops from device to device; between the same ways they are one."""
@@ -168,18 +193,3 @@ def _overlaps(sources: int, targets: int) -> list[list[tuple[int, float]]]:
             ]
         )
     return found
-
-
-def ring(ways: Ways, lanes: int, tensor: int, devices: Sequence[str]) -> Hops:
-    """Hops between nodes of a ring over the lanes, for each tensor shard one ring.
-
-    Those inside a node run between the devices that the program holds anyway.
-    """
-    pairs = (
-        (devices[lane * tensor + t], devices[(lane + 1) % lanes * tensor + t])
-        for lane in range(lanes)
-        for t in range(tensor)
-    )
-    return tuple(
-        (hop, count) for hop, count in ways.counted(pairs) if hop.between_nodes
-    )

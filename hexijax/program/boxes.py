@@ -40,11 +40,19 @@ class Piece:
 
 def users(plan: Plan, group: Group) -> tuple[Place, ...]:
     """Places that compute with a group, ``r0.s0`` first."""
-    return tuple(
-        place for place, stage in plan.stages() if _reads(stage.layers, group.layers)
-    )
+    return tuple(_devices(plan, group))
 
 
+def _devices(plan: Plan, group: Group) -> dict[Place, int]:
+    """The same, each with how many devices it has."""
+    return {
+        place: len(stage.devices)
+        for place, stage in plan.stages()
+        if _reads(stage.layers, group.layers)
+    }
+
+
+@functools.lru_cache(maxsize=2**14)
 def _reads(stage: tuple[int, int], layers: tuple[int, ...]) -> bool:
     """Whether a run of layers has one of some ascending ones."""
     start, stop = stage
@@ -59,7 +67,7 @@ def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], 
     shares = (named or [s for s in plan.state if "*" in s.groups])[-1:]
     given = dict(shares[0].shares) if shares else {}
     if not given:
-        given = {place: len(plan.stage(place).devices) for place in users(plan, group)}
+        given = dict[Place, float](_devices(plan, group))
     total = sum(given.values())
     if min(given.values()) < 0 or not total > 0 or not math.isfinite(total):
         raise PlanError(
