@@ -49,10 +49,12 @@ def _best(
     later = np.full(num_layers + 1, np.inf)
     later[num_layers] = 0.0
     stops: list[np.ndarray] = []
+    whole, firsts = np.empty_like(costs[0]), np.arange(num_layers)
     for cost in reversed(costs):
-        whole = combine(cost, later[None, :])
+        combine(cost, later, out=whole)
         stops.append(whole.argmin(axis=1))
-        later = np.append(whole.min(axis=1), np.inf)
+        later[:-1] = whole[firsts, stops[-1]]
+        later[-1] = np.inf
     if later[0] == np.inf:
         return None
     spans: list[Span] = []

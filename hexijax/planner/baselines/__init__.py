@@ -5,7 +5,9 @@
 One file a system, written from what its paper says and tuned fairly: everything the
 system can choose is swept, every plan is held to the judge the planner is held to, and
 each may leave cards out. They share no search with the planner, only its exact helpers
-(``layers``, ``batches``), so that beating them means something.
+(``layers``, ``batches``, ``pace``), so that beating them means something.
+
+Costs, fits and the judge's answers are common ground: each is found once for all nine.
 """
 
 from collections.abc import Mapping

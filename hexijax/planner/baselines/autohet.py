@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ortools.sat.python import cp_model
 
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, orders
-from hexijax.planner.baselines.draft import Batch, Composer, Draft, Layers
+from hexijax.planner.baselines.draft import Batch, Draft, Layers, Rules
 
 MOST_COUNTED = 48
 """Replicas times kinds up to which grouping is an exact program."""
@@ -25,9 +26,15 @@ EFFORT = 0.02
 POWERS = 1000
 """Of the strongest group: power as whole numbers."""
 
+RULES = Rules(layers=Layers.TIMES, batch=Batch.TIMES, common=False)
+"""All but the tensor degree follows measured times."""
+
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     """Every degree and number of replicas, in every order of stages."""
+    for order in orders(pool):
+        for pipelines in grids(composer, order):
+            yield _balanced(pipelines)
     for tensor in composer.yard.degrees:
         ordered = [_meshes(composer, order, tensor) for order in orders(pool)]
         for replicas in _replica_counts(ordered[0], composer):
@@ -36,9 +43,6 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
                 pipelines = _placed(meshes, counts or [])
                 for together in with_lanes(composer.yard, pipelines):
                     yield _balanced(together)
-    for order in orders(pool):
-        for pipelines in grids(composer, order):
-            yield _balanced(pipelines)
 
 
 def _meshes(
@@ -53,9 +57,7 @@ def _meshes(
 
 
 def _balanced(pipelines: tuple[Pipeline, ...]) -> Draft:
-    return Draft(
-        pipelines=pipelines, layers=Layers.TIMES, batch=Batch.TIMES, common=False
-    )
+    return Draft(pipelines=pipelines, rules=RULES)
 
 
 def _replica_counts(

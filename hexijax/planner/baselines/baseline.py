@@ -3,16 +3,18 @@
 drafts of each pool -> sketches -> the judge -> Plan, or None where nothing fits
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, Yard
-from hexijax.planner.baselines.draft import Composer, Draft, joined
+from hexijax.planner.baselines.draft import Draft, joined
 from hexijax.planner.baselines.finals import Finals
-from hexijax.planner.judge import Judge
+from hexijax.planner.baselines.ground import ground
 from hexijax.planner.options import PlanOptions
 
 BOUND_SLACK = 0.85
@@ -21,6 +23,12 @@ compute faster than data parallelism included."""
 
 MOST_SINGLES = 64
 """Replicas up to which lanes are also tried as replicas of their own."""
+
+TOGETHER = 200
+"""Drafts that are brought in order before they are looked at."""
+
+PATIENCE = 40
+"""Of these, how many in a row may be no better before the rest is left."""
 
 
 class Baseline(Protocol):
@@ -62,17 +70,30 @@ def from_drafts(drafter: Drafter, pools: Pools = all_pools) -> Baseline:
         dtype: str,
         options: PlanOptions,
     ) -> Plan | None:
-        judge = Judge(chain, cluster, options)
-        yard = Yard(chain, cluster, dtype, options.tensor_degrees)
-        composer = Composer(chain, yard, batch_size, options)
-        finals = Finals(composer, judge)
-        for pool in pools(yard, options):
+        common = ground(
+            chain, cluster, batch_size=batch_size, dtype=dtype, options=options
+        )
+        composer = Composer(common)
+        finals = Finals(composer, common.judge)
+        for pool in pools(common.yard, options):
             if bound_s(composer, pool) * BOUND_SLACK < composer.best_s:
-                for draft in drafter(composer, pool):
-                    finals.add(composer.sketches(draft))
+                _try(finals, composer, drafter(composer, pool))
         return finals.plan()
 
     return baseline
+
+
+def _try(finals: Finals, composer: Composer, drafts: Iterable[Draft]) -> None:
+    """Of every few drafts the best by their bounds first, until many bring nothing."""
+    left = iter(drafts)
+    while some := list(itertools.islice(left, TOGETHER)):
+        fruitless = 0
+        for draft in sorted(some, key=composer.bound_s):
+            best_s = composer.best_s
+            finals.add(composer.sketches(draft))
+            fruitless = 0 if composer.best_s < best_s else fruitless + 1
+            if fruitless == PATIENCE:
+                break
 
 
 def bound_s(composer: Composer, pool: Sequence[Block]) -> float:
@@ -118,6 +139,15 @@ def grids(composer: Composer, order: Sequence[Block]) -> Iterator[tuple[Pipeline
     Stages outermost put the replicas of a stage side by side, replicas outermost the
     stages of a replica.
     """
+    made = composer.ground.grids
+    if tuple(order) not in made:
+        made[tuple(order)] = tuple(_grids(composer, order))
+    yield from made[tuple(order)]
+
+
+def _grids(
+    composer: Composer, order: Sequence[Block]
+) -> Iterator[tuple[Pipeline, ...]]:
     yard, seen = composer.yard, set[tuple[Pipeline, ...]]()
     for tensor in yard.degrees:
         meshes: list[Mesh] = [m for block in order for m in yard.meshes(block, tensor)]

@@ -109,7 +109,10 @@ class Yard:
         self._keys: dict[MeshShape, int] = {}
         self._parts: dict[tuple[str, ...], Block] = {}
         self._one_link = not cluster.links.device_pairs
+        self._places: dict[tuple[str, str, int], int] = {}
         self.meshes = functools.cache(self._meshes)
+        self.joined = functools.cache(self._joined)
+        self.place = functools.cache(self._place)
 
     def _meshes(self, block: Block, tensor: int, lanes: int = 1) -> tuple[Mesh, ...]:
         """As many as the block's devices make; the rest is left out.
@@ -138,7 +141,12 @@ class Yard:
             self._parts[names] = dataclasses.replace(block, devices=names)
         return self._parts[names]
 
-    def joined(self, meshes: Sequence[Mesh]) -> Mesh:
+    def _place(self, block: Block) -> int:
+        """Equal for blocks of the same node, kind and budget."""
+        where = (block.node, block.kind, block.usable_memory_bytes)
+        return self._places.setdefault(where, len(self._places))
+
+    def _joined(self, meshes: tuple[Mesh, ...]) -> Mesh:
         """Meshes of one block and degree as the lanes of one."""
         if len(meshes) == 1:
             return meshes[0]

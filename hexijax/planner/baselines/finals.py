@@ -11,22 +11,26 @@ import heapq
 import itertools
 from collections.abc import Iterable
 
-from hexijax.cluster import Cluster
 from hexijax.plan.checks import check
 from hexijax.plan.plan import Plan, PlanError, Prediction
-from hexijax.planner.baselines.draft import Composer, Sketch
+from hexijax.planner.baselines.composer import Composer
+from hexijax.planner.baselines.sketches import Sketch
+from hexijax.planner.effort import num_instructions
 from hexijax.planner.judge import Judge
 
 BUDGET_SHARES = (1.0, 0.95, 0.88)
 """Of usable memory, tried in turn: sketches promise by a bound, the judge exactly."""
 
-KEPT = 3
+KEPT = 8
 """Sketches of each number of replicas that reach the judge."""
 
-MOST_STAGES = 1500
+WORTH = 1.25
+"""Of the best sketch's seconds: one beyond is not written down."""
+
+MOST_STAGES = 1000
 """Of all plans together that are estimated; more plans where plans are small."""
 
-MOST_PLAYED = 24_000
+MOST_PLAYED = 32_000
 """Instructions that are simulated, roughly, over all finalists. Where not even the
 first may be, its estimate stands."""
 
@@ -41,14 +45,18 @@ class Finals:
         self.composer, self._judge = composer, judge
         self._kept: dict[int, list[tuple[float, int, Sketch]]] = {}
         self._order = itertools.count()
+        self._seen: set[object] = set()
 
     def add(self, sketches: Iterable[Sketch]) -> None:
         """Takes those among the best of their number of replicas."""
         for sketch in sketches:
+            alike = (sketch.step_s, sketch.draft.rules, sketch.size, sketch.per_segment)
+            if alike in self._seen:
+                continue
+            self._seen.add(alike)
             heap = self._kept.setdefault(len(sketch.draft.pipelines), [])
             entry = (-sketch.step_s, -next(self._order), sketch)
-            best_s = min(self.composer.best_s, sketch.step_s)
-            self.composer.best_s = best_s
+            self.composer.take(sketch.step_s)
             if len(heap) < KEPT:
                 heapq.heappush(heap, entry)
             else:
@@ -59,8 +67,8 @@ class Finals:
         plans = self._estimated()
         played: list[Plan] = []
         left = MOST_PLAYED
-        for plan in plans[:FINALISTS]:
-            left -= _num_instructions(plan, self._judge.cluster)
+        for plan in _unlike(plans)[:FINALISTS]:
+            left -= num_instructions(plan)
             if left < 0:
                 break
             played.append(self._played(plan))
@@ -76,7 +84,8 @@ class Finals:
         found: list[tuple[float, Plan]] = []
         left = MOST_STAGES
         for sketch in sketches:
-            if left <= 0 and found:
+            too_slow = sketch.step_s > WORTH * sketches[0].step_s
+            if (left <= 0 or too_slow) and found:
                 break
             left -= sum(map(len, sketch.draft.pipelines))
             for one in self._segmented(sketch):
@@ -117,26 +126,25 @@ class Finals:
         return dataclasses.replace(plan, prediction=prediction)
 
 
+def _unlike(plans: Iterable[Plan]) -> list[Plan]:
+    """The first of those that differ in the names of devices alone."""
+    found: dict[object, Plan] = {}
+    for plan in plans:
+        forms = sorted(
+            (
+                replica.samples,
+                replica.microbatch_size,
+                tuple(
+                    (s.layers, s.lanes, s.tensor, s.segments) for s in replica.stages
+                ),
+            )
+            for replica in plan.replicas
+        )
+        state = any(share.shares for share in plan.state)
+        found.setdefault((_step_s(plan), state, str(forms)), plan)
+    return list(found.values())
+
+
 def _step_s(plan: Plan) -> float:
     assert plan.prediction
     return plan.prediction.step_s
-
-
-def _num_instructions(plan: Plan, cluster: Cluster) -> int:
-    """What the simulator would play, roughly: equal replicas are played once."""
-    unlike = {
-        (
-            replica.microbatches,
-            replica.microbatch_size,
-            *(
-                (cluster.device(s.devices[0]).kind, s.layers, s.lanes, s.tensor)
-                for s in replica.stages
-            ),
-        ): replica
-        for replica in plan.replicas
-    }
-    return 2 * sum(
-        len(stage.segments) * (replica.microbatches + len(unlike))
-        for replica in unlike.values()
-        for stage in replica.stages
-    )

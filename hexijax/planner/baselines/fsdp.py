@@ -6,8 +6,9 @@ Microbatch size and remat swept; devices of a node as lanes of one mesh, or alon
 from collections.abc import Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, with_lanes
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block
-from hexijax.planner.baselines.draft import Composer, Draft
+from hexijax.planner.baselines.draft import Draft, Rules
 
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
@@ -15,7 +16,7 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     yard = composer.yard
     pipelines = [(mesh,) for block in pool for mesh in yard.meshes(block, 1)]
     for together in with_lanes(yard, pipelines):
-        yield Draft(pipelines=together, uniform_remat=True)
+        yield Draft(pipelines=together, rules=Rules(uniform_remat=True))
 
 
 fsdp_style = from_drafts(drafts)

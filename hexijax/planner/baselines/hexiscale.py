@@ -11,11 +11,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, by_speed, orders
-from hexijax.planner.baselines.draft import Composer, Draft, Layers
+from hexijax.planner.baselines.draft import Draft, Layers, Rules
 
 MOST_DEGREES = 64
 """Combinations of degrees over the kinds of a pool."""
+
+RULES = Rules(layers=Layers.TIMES, common=False)
+"""Each pipeline's layers on their own, equal microbatches."""
 
 Group = tuple[Block, ...]
 """Devices of one pipeline."""
@@ -23,6 +27,9 @@ Group = tuple[Block, ...]
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     """Groups, then the degrees of every kind and the order of stages."""
+    for order in orders(pool):
+        for pipelines in grids(composer, order):
+            yield _asymmetric(pipelines)
     for groups in _groupings(composer, pool):
         for degrees in _degrees(composer, groups):
             for reverse in (False, True):
@@ -33,13 +40,10 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
                 if all(pipelines):
                     for together in with_lanes(composer.yard, pipelines):
                         yield _asymmetric(together)
-    for order in orders(pool):
-        for pipelines in grids(composer, order):
-            yield _asymmetric(pipelines)
 
 
 def _asymmetric(pipelines: tuple[Pipeline, ...]) -> Draft:
-    return Draft(pipelines=pipelines, layers=Layers.TIMES, common=False)
+    return Draft(pipelines=pipelines, rules=RULES)
 
 
 def _groupings(composer: Composer, pool: Sequence[Block]) -> Iterator[list[Group]]:

@@ -12,14 +12,18 @@ import operator
 from collections.abc import Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, grids
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, orders
-from hexijax.planner.baselines.draft import Composer, Draft, Layers
+from hexijax.planner.baselines.draft import Draft, Layers, Rules
 
 MOST_FORMS = 200
 """Combinations of degrees that are looked at, the most promising first."""
 
 MOST_KINDS_SPLIT = 2
 """Kinds up to which each may have two parts of unlike data degrees."""
+
+RULES = Rules(layers=Layers.TIMES)
+"""One split of layers for all replicas, by measured times."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,16 +37,17 @@ class _Form:
 
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
-    """Forms by their bound, and the even grids."""
+    """The even grids, and forms by their bound."""
+    for order in orders(pool):
+        for pipelines in grids(composer, order):
+            yield Draft(pipelines=pipelines, rules=RULES)
     for order in orders(pool):
         forms = sorted(_forms(composer, order), key=lambda form: form.bound_s)
         for form in forms[:MOST_FORMS]:
             if form.bound_s > composer.best_s:
                 break
             for pipelines in _laid_out(form):
-                yield Draft(pipelines=pipelines, layers=Layers.TIMES)
-        for pipelines in grids(composer, order):
-            yield Draft(pipelines=pipelines, layers=Layers.TIMES)
+                yield Draft(pipelines=pipelines, rules=RULES)
 
 
 def _forms(composer: Composer, order: Sequence[Block]) -> Iterator[_Form]:

@@ -7,9 +7,13 @@ is left even, so that what mixing gains is not what balancing gains.
 from collections.abc import Iterable, Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import all_pools, from_drafts, grids
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Yard, orders
-from hexijax.planner.baselines.draft import Batch, Composer, Draft, Layers
+from hexijax.planner.baselines.draft import Batch, Draft, Layers, Rules
 from hexijax.planner.options import PlanOptions
+
+BALANCED = Rules(layers=Layers.TIMES, batch=Batch.TIMES, common=False)
+"""Nothing is even that need not be."""
 
 
 def pools(yard: Yard, options: PlanOptions) -> Iterable[Sequence[Block]]:
@@ -26,12 +30,7 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     for order in orders(pool):
         for pipelines in grids(composer, order):
             yield Draft(pipelines=pipelines)
-            yield Draft(
-                pipelines=pipelines,
-                layers=Layers.TIMES,
-                batch=Batch.TIMES,
-                common=False,
-            )
+            yield Draft(pipelines=pipelines, rules=BALANCED)
 
 
 one_kind = from_drafts(drafts, pools)

@@ -13,7 +13,9 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from types import EllipsisType
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -41,9 +43,9 @@ At = tuple[int, int] | EllipsisType
 """One run, (first, stop), or all of them."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Load:
-    """What a stage holds and does beside its layers."""
+    """What a stage holds and does beside its layers; made once by its maker."""
 
     live: int
     """Microbatches between their forward and their backward."""
@@ -67,20 +69,61 @@ class Load:
     """What one device has."""
 
 
+def of_one_lane(shape: MeshShape) -> MeshShape:
+    """What layer times depend on: fewer shapes, so fewer to price."""
+    link = shape.link if shape.tensor > 1 else None
+    return dataclasses.replace(shape, lanes=1, link=link, usable_memory_bytes=0)
+
+
+class Sums:
+    """A figure of every layer, summed over runs; ``[first, stop]`` or ``[...]``."""
+
+    def __init__(self, values_L: Sequence[float]) -> None:
+        self._sums_S = np.concatenate([[0.0], np.cumsum(values_L)])
+        self._sums = self._sums_S.tolist()
+        self._all_FS: np.ndarray | None = None
+
+    def __getitem__(self, at: At) -> Any:
+        if at is not ...:
+            return self._sums[at[1]] - self._sums[at[0]]
+        if self._all_FS is None:
+            self._all_FS = self._sums_S[None, :] - self._sums_S[:-1, None]
+        return self._all_FS
+
+
+class Peaks:
+    """The largest value of a figure in runs; 0 where one is empty."""
+
+    def __init__(self, values_L: Sequence[float]) -> None:
+        self._values_L = values_L
+        self._all_FS: np.ndarray | None = None
+
+    def __getitem__(self, at: At) -> Any:
+        if at is not ...:
+            return max(self._values_L[at[0] : at[1]], default=0.0)
+        if self._all_FS is None:
+            count = len(self._values_L)
+            inside_FL = np.triu(np.broadcast_to(self._values_L, (count, count)))
+            most_FL = np.maximum.accumulate(inside_FL, axis=1)
+            self._all_FS = np.concatenate([np.zeros((count, 1)), most_FL], axis=1)
+        return self._all_FS
+
+
 class Parameters:
     """Parameters of every run of layers at one tensor degree."""
 
     def __init__(self, chain: Chain, tensor: int) -> None:
-        sizes_L = np.array(layer_params(chain, tensor), float)
-        self.largest_FS = _span_max(sizes_L)
-        self.sums_FS = _span_sums(sizes_L)
+        sizes_L = [float(size) for size in layer_params(chain, tensor)]
+        self.largest = Peaks(sizes_L)
+        sums_FS = Sums(sizes_L)[...].copy()
         # A tied group counts at each user; where two of them meet it is held once.
         first_F = np.arange(len(sizes_L))[:, None]
         stop_S = np.arange(len(sizes_L) + 1)[None, :]
         for group in chain.groups:
             for a, b in zip(group.layers, group.layers[1:], strict=False):
                 both_FS = (first_F <= a) & (b < stop_S)
-                self.sums_FS -= both_FS * shard_size(group, tensor)
+                sums_FS -= both_FS * shard_size(group, tensor)
+        self.sums_FS = sums_FS
 
 
 class Runs:
@@ -98,41 +141,40 @@ class Runs:
         self._item_bytes = ITEM_BYTES[shape.dtype]
         dtype, tensor = shape.dtype, shape.tensor
         layers = chain.layers_under(fused_attention=shape.fused_attention)
-        times = layer_times(chain, shape, samples)
-        self._seconds_FS = _span_sums(
-            np.array([t.forward_s + t.backward_s for t in times])
-        )
+        times = layer_times(chain, of_one_lane(shape), samples)
+        self._seconds = Sums([t.forward_s + t.backward_s for t in times])
         self._recompute_s = {
-            policy: _span_sums(np.array([t.added_s(policy) for t in times]))
-            for policy in Remat
+            policy: Sums([t.added_s(policy) for t in times]) for policy in Remat
         }
         self._kept = {
-            policy: _span_sums(
-                np.array(
-                    [
-                        kept_bytes(chain, x, policy, dtype, tensor, samples)
-                        for x in layers
-                    ],
-                    float,
-                )
+            policy: Sums(
+                [kept_bytes(chain, x, policy, dtype, tensor, samples) for x in layers]
             )
             for policy in Remat
         }
-        self._working_FS = _span_max(
-            np.array(
-                [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
-            )
+        self._working = Peaks(
+            [float(working_bytes(chain, x, dtype, tensor, samples)) for x in layers]
         )
-        enter_S = np.array(
-            [enter_bytes(chain, i, dtype, samples) for i in range(len(layers) + 1)],
-            float,
-        )
-        self._edges_FS = enter_S[:-1, None] + enter_S[None, :]
-        self._enter_max_FS = _span_max(enter_S[:-1])
+        enter_S = [
+            float(enter_bytes(chain, i, dtype, samples)) for i in range(len(layers) + 1)
+        ]
+        self._enter_S = enter_S
+        self._enter_max = Peaks(enter_S[:-1])
         self._batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
-        self._length_FS = _lengths(len(layers))
+        self._num_layers = len(layers)
         self.table = functools.cache(self._table)
+        self.reach = functools.cache(self._reach)
         self.stage = functools.cache(self._stage)
+
+    @functools.cached_property
+    def _length_FS(self) -> Int[np.ndarray, "layers stops"]:
+        return _lengths(self._num_layers)
+
+    def _edges(self, at: At) -> Any:
+        if at is not ...:
+            return self._enter_S[at[0]] + self._enter_S[at[1]]
+        enter_S = np.array(self._enter_S)
+        return enter_S[:-1, None] + enter_S[None, :]
 
     def _stage(self, span: tuple[int, int], load: Load) -> tuple[float, Remat] | None:
         """Forward and backward of one microbatch, and the remat; None: no room."""
@@ -147,50 +189,59 @@ class Runs:
         room_FS = load.budget_bytes - self._fixed_bytes(..., load)
         best_FS = np.full(self._length_FS.shape, np.inf)
         for policy in reversed(load.policies):
-            fits_FS = (load.live * self._kept[policy] <= room_FS) & (
+            fits_FS = (load.live * self._kept[policy][...] <= room_FS) & (
                 self._length_FS > 0
             )
             best_FS = np.where(fits_FS, self._run_s(..., policy, load), best_FS)
         return best_FS
 
-    def _run_s(self, at: At, policy: Remat, load: Load) -> np.ndarray:
-        calls_s = 2 * CALL_S * self._num_segments(at, load)
-        return self._seconds_FS[at] + self._recompute_s[policy][at] + calls_s
+    def _reach(self, load: Load) -> list[int]:
+        """By first layer, the furthest stop of a run that starts there or before."""
+        stops_S = np.arange(self._num_layers + 1)
+        ends_FS = np.where(np.isfinite(self.table(load)), stops_S, 0)
+        return np.maximum.accumulate(ends_FS.max(axis=1)).tolist()
 
-    def _num_segments(self, at: At, load: Load) -> Int[np.ndarray, "..."]:
-        length = np.maximum(self._length_FS[at], 1)
+    def _run_s(self, at: At, policy: Remat, load: Load) -> Any:
+        calls_s = 2 * CALL_S * self._num_segments(at, load)
+        return self._seconds[at] + self._recompute_s[policy][at] + calls_s
+
+    def _num_segments(self, at: At, load: Load) -> Any:
         if load.per_segment is None:
-            return np.ones_like(length)
-        return -(-length // load.per_segment)
+            return 1
+        if at is not ...:
+            return -(-(at[1] - at[0]) // load.per_segment)
+        return -(-np.maximum(self._length_FS, 1) // load.per_segment)
 
     def stateless_bytes(self, span: tuple[int, int], load: Load, policy: Remat) -> int:
         """All that a device holds but the state."""
         bare = dataclasses.replace(load, homes=0)
         return int(self._fixed_bytes(span, bare) + load.live * self._kept[policy][span])
 
-    def _fixed_bytes(self, at: At, load: Load) -> np.ndarray:
+    def _fixed_bytes(self, at: At, load: Load) -> Any:
         """What does not depend on remat; the terms of ``costs.memory``."""
+        least, most = (min, max) if at is not ... else (np.minimum, np.maximum)
         item = self._item_bytes
         params = self._parameters.sums_FS[at]
-        largest = self._parameters.largest_FS[at]
+        largest = self._parameters.largest[at]
         segment = params
         if load.per_segment is not None:
-            segment = np.minimum(params, largest * load.per_segment)
-        borders = self._num_segments(at, load) * self._enter_max_FS[at]
+            segment = least(params, largest * load.per_segment)
+        borders = self._num_segments(at, load) * self._enter_max[at]
         depth = (
             load.live * (borders + self._batch_bytes)
-            + BORDERS_IN_FLIGHT * (self._edges_FS[at] + self._batch_bytes)
+            + BORDERS_IN_FLIGHT * (self._edges(at) + self._batch_bytes)
             + segment * item
-            + self._working_FS[at]
+            + self._working[at]
         )
         limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
-        bucket = np.maximum(largest, np.minimum(params, limit))
-        at_home = bucket / load.homes if load.homes else np.zeros_like(bucket)
+        bucket = most(largest, least(params, limit))
         if load.members == 1:
             flying = alone_bytes(1, 1, item, self._shape.lanes) * bucket
         else:
             flying = flying_bytes(0, 1, load.members, item) * bucket
-            flying = flying + flying_bytes(1, 0, load.members, item) * at_home
+            if load.homes:
+                home = flying_bytes(1, 0, load.members, item) / load.homes
+                flying = flying + home * bucket
         resident = params * (item + GRAD_BYTES)
         if load.homes:
             held = self._whole.sums_FS[at] / load.homes
@@ -258,16 +309,3 @@ def segment_lengths(num_layers: int, most: int | None) -> tuple[int, ...]:
 def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
     """Layers of each run; none or negative where the run is empty."""
     return np.arange(num_layers + 1)[None, :] - np.arange(num_layers)[:, None]
-
-
-def _span_sums(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
-    sums_S = np.concatenate([[0.0], np.cumsum(values_L)])
-    return sums_S[None, :] - sums_S[:-1, None]
-
-
-def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
-    """The largest value of each run; 0 where it is empty."""
-    count = len(values_L)
-    inside_FL = np.triu(np.broadcast_to(values_L, (count, count)))
-    most_FL = np.maximum.accumulate(inside_FL, axis=1)
-    return np.concatenate([np.zeros((count, 1)), most_FL], axis=1)

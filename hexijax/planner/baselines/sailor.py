@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from ortools.sat.python import cp_model
 
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, by_speed, orders
-from hexijax.planner.baselines.draft import Composer, Draft
+from hexijax.planner.baselines.draft import Draft, Rules
 from hexijax.planner.layers import Span
 
 MOST_STAGES = 8
@@ -27,6 +28,12 @@ LAST_SIZE = 64
 
 Kind = tuple[str, int, int]
 """Blocks that differ in their place only."""
+
+Counts = list[dict[tuple[Kind, int], int]]
+"""Meshes of every (kind, degree) in each stage."""
+
+Solved = dict[object, tuple[Counts, int]]
+"""Counts and replicas by what they were asked for: paces come to the same degrees."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,28 +47,29 @@ class _Choice:
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     """The most replicas at every pace, and the even grids."""
+    for order in orders(pool):
+        for pipelines in grids(composer, order):
+            yield Draft(pipelines=pipelines)
     blocks: dict[Kind, list[Block]] = {}
     for block in by_speed(pool):
         blocks.setdefault(block.twin, []).append(block)
     num_devices = sum(len(block.devices) for block in pool)
     seen: set[object] = set()
+    solved: Solved = {}
     for stages in range(1, min(MOST_STAGES, len(composer.chain.layers)) + 1):
         for spans in near_even(len(composer.chain.layers), stages):
             size = 1
             while size <= LAST_SIZE and size <= composer.batch_size:
                 members = max(num_devices // stages, 1)
-                for counts in _counts(composer, blocks, spans, size, members):
+                for counts in _counts(composer, blocks, spans, size, members, solved):
                     key = (spans, repr(counts))
                     if key in seen:
                         continue
                     seen.add(key)
                     pipelines = _placed(composer, blocks, counts)
                     for together in with_lanes(composer.yard, pipelines):
-                        yield Draft(pipelines=together, spans=spans)
+                        yield Draft(pipelines=together, rules=Rules(spans=spans))
                 size *= 2
-    for order in orders(pool):
-        for pipelines in grids(composer, order):
-            yield Draft(pipelines=pipelines)
 
 
 def near_even(num_layers: int, stages: int) -> list[tuple[Span, ...]]:
@@ -86,7 +94,8 @@ def _counts(
     spans: tuple[Span, ...],
     size: int,
     members: int,
-) -> Iterator[list[dict[tuple[Kind, int], int]]]:
+    solved: Solved,
+) -> Iterator[Counts]:
     """Meshes of every (kind, degree) in each stage, at the pace that ends first."""
     choices = [
         _choices(composer, blocks, spans, k, size, members) for k in range(len(spans))
@@ -103,7 +112,11 @@ def _counts(
         most = _most_replicas(blocks, within)
         if _end_s(composer, most, len(spans), size, pace_s) >= best_s:
             continue
-        counts, replicas = _solve(blocks, within, min(most, composer.batch_size))
+        most = min(most, composer.batch_size)
+        key = (most, tuple(tuple(degrees.items()) for degrees in within))
+        if key not in solved:
+            solved[key] = _solve(blocks, within, most)
+        counts, replicas = solved[key]
         end_s = _end_s(composer, replicas, len(spans), size, pace_s)
         if end_s < best_s:
             best_s, best = end_s, counts
@@ -174,7 +187,7 @@ def _solve(
     blocks: Mapping[Kind, Sequence[Block]],
     within: Sequence[Mapping[Kind, int]],
     most: int,
-) -> tuple[list[dict[tuple[Kind, int], int]], int]:
+) -> tuple[Counts, int]:
     """How many replicas of a stage each kind computes, so that there are most."""
     if len(within) == 1:
         (degrees,) = within

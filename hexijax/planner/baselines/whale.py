@@ -8,8 +8,9 @@ microbatches), memory permitting.
 from collections.abc import Iterator, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, grids
+from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, orders
-from hexijax.planner.baselines.draft import Batch, Composer, Draft, Layers
+from hexijax.planner.baselines.draft import Batch, Draft, Layers, Rules
 
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
@@ -21,9 +22,8 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
             if not mixed:
                 continue  # equal devices: balanced is even
             for batch in (Batch.FLOPS, Batch.FLOPS_SIZES):
-                yield Draft(
-                    pipelines=pipelines, layers=Layers.FLOPS, batch=batch, common=False
-                )
+                rules = Rules(layers=Layers.FLOPS, batch=batch, common=False)
+                yield Draft(pipelines=pipelines, rules=rules)
 
 
 whale_style = from_drafts(drafts)
