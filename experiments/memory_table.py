@@ -1,7 +1,9 @@
 """What the planner promises of each segment's programs, beside what XLA says.
 
-Run:     python -m experiments.memory_table [MODEL ...] [--dtype float32] [--length 128]
-Needs:   two forced CPU devices (it asks for them), about a minute
+Run:     python -m experiments.memory_table [MODEL ...] [--dtype float32] [--length 144]
+         python -m experiments.memory_table --card h100-80g-sxm --width 1024
+Needs:   two forced CPU devices (it asks for them), about a minute; for a card only its
+         plugin (`jax[cuda13]`), see `experiments.deviceless`
 Expect:  held (arguments + outputs - aliases) within 2%, temp never above its promise
 """
 
@@ -9,12 +11,17 @@ import argparse
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
+
+from experiments import deviceless
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    if "--card" in sys.argv:
+        deviceless.set_flags()
 
 import jax
 import numpy as np
@@ -47,9 +54,37 @@ from models.losses import classification_loss, masked_token_loss, next_token_los
 from models.vit import ViT, ViTConfig
 
 MODELS = ("llama", "gpt2", "bert", "vit", "linen_gpt")
-SAMPLES = 2
-SHAPE: dict[str, Any] = {"width": 128, "depth": 4, "num_heads": 4, "ff_width": 512}
-VOCAB = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Of the models, and of what they compute with."""
+
+    dtype: str = "float32"
+    length: int = 144
+    """A square: of an image's patches too."""
+
+    width: int = 128
+    depth: int = 4
+    samples: int = 2
+    card: str | None = None
+    """Of the catalog; None: CPU."""
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Of a block."""
+        heads = max(4, self.width // 64)
+        return {
+            "width": self.width,
+            "depth": self.depth,
+            "num_heads": heads,
+            "ff_width": 4 * self.width,
+        }
+
+    @property
+    def vocab_size(self) -> int:
+        """Four times the width."""
+        return 4 * self.width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +115,10 @@ class Row:
 
 
 def make_experiment(
-    name: str, dtype: str, length: int
+    name: str, sizes: Sizes
 ) -> tuple[Experiment, dict[str, np.ndarray]]:
     """A small model of a family, and a batch of one."""
+    length, shape, vocab_size = sizes.length, sizes.shape, sizes.vocab_size
     tokens = np.zeros((1, length), np.int32)
 
     def next_token(model: Any, batch: Any) -> Any:
@@ -95,12 +131,13 @@ def make_experiment(
     def classify(model: Any, batch: Any) -> Any:
         return classification_loss(model(batch["images"]), batch["labels"])
 
-    decoder: dict[str, Any] = {"vocab_size": VOCAB, "max_length": length, **SHAPE}
+    decoder: dict[str, Any] = {"vocab_size": vocab_size, "max_length": length}
+    decoder |= shape
     image = int(length**0.5) * 4
     cases: dict[str, tuple[Any, Any, Any, dict[str, np.ndarray]]] = {
         "llama": (
             Llama,
-            LlamaConfig(vocab_size=VOCAB, num_kv_heads=2, **SHAPE),
+            LlamaConfig(vocab_size=vocab_size, num_kv_heads=2, **shape),
             next_token,
             {"tokens": tokens},
         ),
@@ -113,7 +150,7 @@ def make_experiment(
         ),
         "vit": (
             ViT,
-            ViTConfig(num_classes=10, image_size=image, patch_size=4, **SHAPE),
+            ViTConfig(num_classes=10, image_size=image, patch_size=4, **shape),
             classify,
             {
                 "images": np.zeros((1, image, image, 3), np.float32),
@@ -139,17 +176,17 @@ def make_experiment(
         name=name,
         loss=loss,
         optimizer=optax.adamw(1e-3),
-        batch_size=2 * SAMPLES,
-        dtype=dtype,
+        batch_size=2 * sizes.samples,
+        dtype=sizes.dtype,
         tokens_per_sample=length,
     )
     return made, batch
 
 
 @functools.cache
-def make_cluster(cards: int = 2) -> Cluster:
-    """CPU devices that compute in any dtype."""
-    kind = DeviceProfile(
+def make_cluster(card: str | None = None) -> Cluster:
+    """Two cards, or two CPU devices that compute in any dtype."""
+    cpu = DeviceProfile(
         kind="cpu",
         vendor="cpu",
         nominal_memory_bytes=2**33,
@@ -160,26 +197,26 @@ def make_cluster(cards: int = 2) -> Cluster:
     link = LinkProfile(latency_s=1e-5, bytes_per_s=1e9)
     node = Node(
         name="n",
-        devices=(DeviceGroup(kind="cpu", count=cards),),
+        devices=(DeviceGroup(kind=card or "cpu", count=2),),
         host_memory_bytes=2**34,
         host_cores=2,
     )
     return Cluster(
-        name="cpu",
+        name=card or "cpu",
         nodes=(node,),
         links=Links(in_node=link, between_nodes=link),
-        profiles=(kind,),
+        profiles=() if card else (cpu,),
     )
 
 
-def two_stages(chain: Chain, cluster: Cluster, dtype: str, remat: Remat) -> Plan:
+def two_stages(chain: Chain, cluster: Cluster, sizes: Sizes, remat: Remat) -> Plan:
     """Half the layers each: the first stage runs both ways apart, the last at once."""
     layers, half = len(chain.layers), len(chain.layers) // 2
     stages = tuple(
         Stage(
             devices=(device.name,),
             layers=span,
-            dtype=dtype,
+            dtype=sizes.dtype,
             remat=(remat,) * (span[1] - span[0]),
         )
         for device, span in zip(
@@ -187,20 +224,33 @@ def two_stages(chain: Chain, cluster: Cluster, dtype: str, remat: Remat) -> Plan
         )
     )
     replica = Replica(
-        stages=stages, microbatches=2, microbatch_size=SAMPLES, samples=2 * SAMPLES
+        stages=stages,
+        microbatches=2,
+        microbatch_size=sizes.samples,
+        samples=2 * sizes.samples,
     )
-    return Plan(replicas=(replica,), batch_size=2 * SAMPLES)
+    return Plan(replicas=(replica,), batch_size=2 * sizes.samples)
 
 
-def rows(name: str, dtype: str, length: int, remat: Remat) -> Iterator[Row]:
+def rows(name: str, sizes: Sizes, remat: Remat) -> Iterator[Row]:
     """Every program of a model cut in two, promised and compiled."""
-    experiment, batch = make_experiment(name, dtype, length)
-    cluster = make_cluster()
+    experiment, batch = make_experiment(name, sizes)
+    cluster = make_cluster(sizes.card)
     chain = trace_chain(
-        experiment.loss, abstract_params(experiment), batch, dtype=dtype, name=name
+        experiment.loss,
+        abstract_params(experiment),
+        batch,
+        dtype=sizes.dtype,
+        name=name,
     )
-    plan = two_stages(chain, cluster, dtype, remat)
-    engine = Engine(experiment, plan, chain, cluster, assign(cluster, emulate=True))
+    plan = two_stages(chain, cluster, sizes, remat)
+    if sizes.card:
+        cards = deviceless.compile_only(sizes.card, 2)
+        names = [device.name for device in cluster.devices]
+        devices = dict(zip(names, cards, strict=True))
+    else:
+        devices = assign(cluster, emulate=True)
+    engine = Engine(experiment, plan, chain, cluster, devices)
     replica = plan.replicas[0]
     for s, stage in enumerate(replica.stages):
         profile = cluster.device(stage.devices[0]).profile
@@ -211,7 +261,7 @@ def rows(name: str, dtype: str, length: int, remat: Remat) -> Iterator[Row]:
             joined=is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
         )
         for g in range(len(stage.segments)):
-            promised = segment_programs(chain, within, stage, g, SAMPLES)
+            promised = segment_programs(chain, within, stage, g, sizes.samples)
             compiled = program_bytes(engine.segments[stage_place(0, s), g])
             assert promised.keys() == compiled.keys(), (promised, compiled)
             first, stop = stage.segment_layers(g)
@@ -227,15 +277,17 @@ def rows(name: str, dtype: str, length: int, remat: Remat) -> Iterator[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--length", type=int, default=144, help="a square")
+    for field in dataclasses.fields(Sizes):
+        kind = int if isinstance(field.default, int) else str
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default)
     args = parser.parse_args()
-    print(f"JAX {jax.__version__}, {jax.default_backend()}, {args.dtype}")
+    sizes = Sizes(**{f.name: getattr(args, f.name) for f in dataclasses.fields(Sizes)})
+    print(f"JAX {jax.__version__}, {sizes}")
     head = ("program", "held MiB", "promised", "ratio", "temp MiB", "promised", "ratio")
     print("{:28} {:>10} {:>10} {:>6} {:>10} {:>10} {:>6}".format(*head))
     for name in args.models:
         for remat in Remat:
-            for row in rows(name, args.dtype, args.length, remat):
+            for row in rows(name, sizes, remat):
                 one, other = row.compiled, row.promised
                 print(
                     f"{row.segment + ' ' + row.way:28} "

@@ -7,12 +7,17 @@ from hexijax.cluster import DeviceProfile
 from hexijax.costs.compute import border_bytes_in
 from hexijax.costs.rates import SPLIT_SHARE
 from hexijax.costs.temp import TempKey, Temps, temp_factor
+from hexijax.costs.working import most_apart, most_forward, most_joined, working
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program.schedules import Way, schedule_replica
 
 SAMPLE_BYTES = 12
 """Beside each sample's arrays: its weight in float32, and the key it draws from."""
+
+CPU = "cpu"
+"""The vendor whose compiler holds what the forward would keep, not what `working` says.
+"""
 
 BORDERS_IN_FLIGHT = 2
 """Of each border: one being used and one arriving."""
@@ -94,10 +99,12 @@ def stage_activations(
     """
     layers, last = within.layers, len(stage.segments) - 1
     kept = borders = transient = 0
-    for g in range(len(stage.segments)):
+    for g in reversed(range(len(stage.segments))):
         start, stop = stage.segment_layers(g)
         borders += enter_bytes(chain, start, stage.dtype, samples)
-        transient = max(transient, within_bytes(chain, within, stage, samples, g))
+        # What later segments kept of this microbatch is gone by then.
+        inside = within_bytes(chain, within, stage, samples, g)
+        transient = max(transient, inside - kept)
         if not (within.joined and g == last):
             kept += segment_kept_bytes(chain, layers, start, stop, stage, samples)
     edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
@@ -135,21 +142,20 @@ def within_bytes(
 ) -> int:
     """Bytes inside one segment's backward."""
     layers, (start, stop) = within.layers, stage.segment_layers(segment)
-    joined = within.joined and segment == len(stage.segments) - 1
-    model = joined_transient_bytes if joined else segment_transient_bytes
-    key = TempKey.of(
-        within.profile,
-        layers[start:stop],
-        stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
-        dtype=stage.dtype,
-        tensor=stage.tensor,
-        samples=samples,
-        joined=joined,
-    )
-    alive = model(chain, layers, start, stop, stage, samples)
-    return within.temps.within_bytes(
-        key, alive, temp_factor(within.profile, stage.dtype)
-    )
+    if within.temps.compiled:
+        key = TempKey.of(
+            within.profile,
+            layers[start:stop],
+            stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
+            dtype=stage.dtype,
+            tensor=stage.tensor,
+            samples=samples,
+            joined=within.joined and segment == len(stage.segments) - 1,
+        )
+        known = within.temps.compiled.get(key)
+        if known is not None:
+            return known
+    return transient_bytes(chain, within, stage, samples, segment)
 
 
 def batch_bytes(chain: Chain, start: int, stop: int, samples: int) -> int:
@@ -223,42 +229,42 @@ def enter_bytes(chain: Chain, layer: int, dtype: str, samples: int) -> int:
     return border_bytes_in(chain, chain.layers[layer - 1].border_bytes * samples, dtype)
 
 
-def segment_transient_bytes(
-    chain: Chain,
-    layers: Sequence[Layer],
-    start: int,
-    stop: int,
-    stage: Stage,
-    samples: int,
+def forward_bytes(
+    chain: Chain, within: Within, stage: Stage, samples: int, segment: int
 ) -> int:
-    """One layer in full (recomputed, or its cotangents), and the segment's gradients
-    before they are added to the accumulators."""
-    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
-    return grads + max(
-        working_bytes(chain, layers[i], stage.dtype, stage.tensor, samples)
-        for i in range(start, stop)
-    )
+    """By the model: alive inside a segment's forward."""
+    if within.profile.vendor != CPU:
+        return most_forward(working(chain, within.layers, stage, samples, segment))
+    of = Remat.NONE, stage.dtype, stage.tensor, samples
+    layers = within.layers[slice(*stage.segment_layers(segment))]
+    in_full = max(kept_bytes(chain, layer, *of) for layer in layers)
+    return round(temp_factor(within.profile, stage.dtype) * in_full)
 
 
-def joined_transient_bytes(
-    chain: Chain,
-    layers: Sequence[Layer],
-    start: int,
-    stop: int,
-    stage: Stage,
-    samples: int,
+def transient_bytes(
+    chain: Chain, within: Within, stage: Stage, samples: int, segment: int
 ) -> int:
-    """The same of a program of both directions: what it keeps is its own affair, and
-    the layer that is in full was kept in part before."""
-    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
+    """By the model: alive inside a segment's backward, or its program of both ways."""
+    start, stop = stage.segment_layers(segment)
+    joined = within.joined and segment == len(stage.segments) - 1
+    if within.profile.vendor != CPU:
+        alive = working(chain, within.layers, stage, samples, segment)
+        return most_joined(alive) if joined else most_apart(alive)
     of = stage.dtype, stage.tensor, samples
-    kept = [
-        joined_bytes(chain, layers[i], stage.remat[i - stage.layers[0]], *of)
-        for i in range(start, stop)
-    ]
+    layers = within.layers
+    # One layer in full (recomputed, or its cotangents), and the segment's gradients
+    # before they are added to the accumulators.
+    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
     full = [working_bytes(chain, layer, *of) for layer in layers[start:stop]]
-    more = (max(0, a - b) for a, b in zip(full, kept, strict=True))
-    return grads + sum(kept) + max(more)
+    kept = [0] * len(full)
+    if joined:  # the layer that is in full was kept in part before
+        kept = [
+            joined_bytes(chain, layers[i], stage.remat[i - stage.layers[0]], *of)
+            for i in range(start, stop)
+        ]
+    more = max(max(0, a - b) for a, b in zip(full, kept, strict=True))
+    factor = temp_factor(within.profile, stage.dtype)
+    return round(factor * (grads + sum(kept) + more))
 
 
 def working_bytes(

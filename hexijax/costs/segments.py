@@ -12,13 +12,11 @@ from hexijax.costs.activations import (
     Within,
     batch_bytes,
     enter_bytes,
+    forward_bytes,
     held_bytes,
-    joined_transient_bytes,
-    kept_bytes,
     segment_kept_bytes,
-    segment_transient_bytes,
+    transient_bytes,
 )
-from hexijax.costs.temp import temp_factor
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Stage
 
@@ -49,7 +47,7 @@ def segment_programs(
     chain: Chain, within: Within, stage: Stage, segment: int, samples: int
 ) -> dict[str, ProgramBytes]:
     """The programs of one segment for a microbatch of ``samples`` a lane."""
-    layers, factor = within.layers, temp_factor(within.profile, stage.dtype)
+    layers = within.layers
     joined = within.joined and segment == len(stage.segments) - 1
     start, stop = stage.segment_layers(segment)
     params, grads = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
@@ -57,35 +55,29 @@ def segment_programs(
     act, out = (enter_bytes(chain, i, stage.dtype, samples) for i in (start, stop))
     given = params + act + batch
     if joined:
-        transient = joined_transient_bytes(chain, layers, start, stop, stage, samples)
         fused = ProgramBytes(
             arguments_bytes=given + grads,
             outputs_bytes=grads + act,
             aliases_bytes=grads,
-            temp_bytes=round(transient * factor),
+            temp_bytes=transient_bytes(chain, within, stage, samples, segment),
         )
         return {"fused": fused}
     kept = segment_kept_bytes(chain, layers, start, stop, stage, samples)
-    in_full = max(
-        kept_bytes(chain, x, Remat.NONE, stage.dtype, stage.tensor, samples)
-        for x in layers[start:stop]
-    )
     forward = ProgramBytes(
         arguments_bytes=given,
         outputs_bytes=out + kept,
         aliases_bytes=0,
-        temp_bytes=round(factor * in_full),
+        temp_bytes=forward_bytes(chain, within, stage, samples, segment),
     )
     # The first layer passes nothing back: its weights are read to recompute only.
     first = layers[start]
     again = stage.remat[start - stage.layers[0]] is not Remat.NONE
     unread = start == 0 and not (again and first.activation_bytes[Remat.NONE])
     read, _ = held_bytes(chain, (start + unread, stop), stage.tensor, stage.dtype)
-    alive = segment_transient_bytes(chain, layers, start, stop, stage, samples)
     backward = ProgramBytes(
         arguments_bytes=given - params + read + kept + out + grads,
         outputs_bytes=grads + act,
         aliases_bytes=grads,
-        temp_bytes=round(factor * alive),
+        temp_bytes=transient_bytes(chain, within, stage, samples, segment),
     )
     return {"forward": forward, "backward": backward}

@@ -6,7 +6,7 @@ factor depends on the JAX version (`costs.temp`).
 
 import pytest
 
-from experiments.memory_table import MODELS, Row, rows
+from experiments.memory_table import MODELS, Row, Sizes, rows
 from hexijax.layers.chain import Remat
 
 
@@ -20,7 +20,7 @@ def check(row: Row) -> None:
 
 
 def test_a_llama_in_two_stages_is_what_was_promised():
-    found = list(rows("llama", "float32", 64, Remat.DOTS))
+    found = list(rows("llama", Sizes(length=64), Remat.DOTS))
     assert [row.way for row in found] == ["forward", "backward", "fused"]
     for row in found:
         check(row)
@@ -31,5 +31,5 @@ def test_a_llama_in_two_stages_is_what_was_promised():
 @pytest.mark.parametrize("remat", Remat)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_what_was_promised(model: str, remat: Remat, dtype: str):
-    for row in rows(model, dtype, 144, remat):
+    for row in rows(model, Sizes(dtype=dtype), remat):
         check(row)
