@@ -11,6 +11,7 @@ from hexijax.plan.names import fold
 from hexijax.plan.plan import stage_place
 from hexijax.planner import Objective
 from hexijax.report.drawing import alike, picture
+from hexijax.report.grounds import grounds
 from hexijax.report.judged import Judged
 from hexijax.report.limits import FASTER, Limit, What
 from hexijax.report.objectives import beside, cell, costs, heading
@@ -121,7 +122,7 @@ def others(choices: Choices) -> Table:
 
 
 def reasons(choices: Choices, found: Sequence[Limit]) -> Iterator[str]:
-    """What limits the step, and why devices are unused."""
+    """What limits the step, why devices are unused, and what times rest on."""
     for i, limit in enumerate(found):
         if limit.what is What.MEMORY:
             yield _memory(limit)
@@ -129,6 +130,7 @@ def reasons(choices: Choices, found: Sequence[Limit]) -> Iterator[str]:
             yield f"limited by {_bottleneck(choices.ours, limit)}"
     if choices.ours.unused:
         yield _unused(choices)
+    yield from grounds(choices.ours)
 
 
 def _bottleneck(judged: Judged, limit: Limit) -> str:

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from hexijax.cluster import Cluster, LinkProfile, Links
+from hexijax.cluster import Cluster
 from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Remat
 from hexijax.plan import Plan
@@ -199,31 +199,6 @@ def test_so_the_same_card_holds_more_layers_the_later_its_stage():
     even = dataclasses.replace(options, layers_per_stage=((7, 7, 6, 6),))
     with pytest.raises(InfeasiblePlanError):
         make_plan(chain, cluster, batch_size=16, options=even)
-
-
-def test_a_missing_link_is_refused_by_name():
-    cluster = machines([(kind("card"), 1)], [(kind("card"), 1)])
-    with pytest.raises(ValueError, match="nothing joins nodes 'n0' and 'n1'"):
-        dataclasses.replace(cluster, links=Links(in_node=cluster.links.in_node))
-    between = LinkProfile(latency_s=1e-5, bytes_per_s=1e9)
-    three = machines([(kind("card"), 2)], [(kind("card"), 1)])
-    with pytest.raises(ValueError, match="nothing joins devices n0/0 and n0/1"):
-        dataclasses.replace(three, links=Links(between_nodes=between))
-
-
-@pytest.mark.parametrize("num_bytes", [10, 1000, 3000, 10**6])
-def test_a_message_size_between_or_past_the_measured_ones_is_never_free(
-    num_bytes: int,
-):
-    """Straight lines between measured sizes, the last line's slope beyond them."""
-    link = LinkProfile(
-        latency_s=1e-5,
-        bytes_per_s=1e9,
-        measured=((1000, 20e-6), (2000, 30e-6), (4000, 40e-6)),
-    )
-    sizes = (0, num_bytes, 2 * num_bytes)
-    times = [link.transfer_s(size) for size in sizes]
-    assert 0 < times[0] <= times[1] < times[2]
 
 
 def test_found_plans_and_runners_up_all_fit():
