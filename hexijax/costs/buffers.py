@@ -70,6 +70,7 @@ class BufferBytes:
             Kind.STATE: self._state,
             Kind.PARAM: self._param,
             Kind.GRAD: self._grad,
+            Kind.PIECES: self._pieces,
             Kind.ACT: self._border,
             Kind.COT: self._border,
             Kind.RES: self._res,
@@ -120,6 +121,16 @@ class BufferBytes:
         if buffer.microbatch is None:
             return GRAD_BYTES * self._held(buffer.place, buffer.subject)
         return GRAD_BYTES * self._shard(buffer)
+
+    def _pieces(self, buffer: Buffer) -> int:
+        """Of each member's gradient; of parameters, each lane's part."""
+        what, name = buffer.subject.split(" ", 1)
+        if what == "grad":
+            members = self._costs.exchange(name).num_members
+            return GRAD_BYTES * members * self._held(buffer.place, name)
+        stage = self._stages[buffer.place]
+        shard = shard_size(self._costs.groups[name], stage.tensor)
+        return ITEM_BYTES[stage.dtype] * shard // stage.lanes
 
     def _shard(self, buffer: Buffer) -> int:
         group = self._costs.groups[buffer.subject]

@@ -135,8 +135,10 @@ class Exchange:
     def add(self, home: Place) -> Call:
         """Adding what has come: each array is read, one is written.
 
-        Leaves that stay whole are gathered over the lanes.
+        Leaves that stay whole are gathered over the lanes. Alone it sums its lanes.
         """
+        if self.alone:
+            return self.partial(home)
         site = self._sites[home]
         part = self._piece(home, site.lanes, site.tensor)
         moved = (self.num_members + 1) * part * GRAD_BYTES

@@ -30,11 +30,13 @@ from hexijax.program.program import (
     Forward,
     Gather,
     Instruction,
+    Join,
     Kind,
     Part,
     Recv,
     Reduce,
     Send,
+    Sum,
     Update,
 )
 
@@ -111,7 +113,9 @@ class PlanCosts:
             Send: self._send_s,
             Recv: lambda i: self.message(i).merge_s,
             Reduce: self._reduce_s,
+            Sum: lambda i: self.exchange(i.group).add(i.home).seconds,
             Gather: lambda i: self.exchange(i.group).spread_in(i.place).seconds,
+            Join: self._join_s,
             Update: self._update_s,
             Agree: self._agree_s,
         }
@@ -302,6 +306,10 @@ class PlanCosts:
     def _reduce_s(self, i: Reduce) -> float:
         exchange = self.exchange(i.group)
         return max(exchange.leave(m).seconds for m in exchange.members)
+
+    def _join_s(self, instruction: Join) -> float:
+        join = self.exchange(instruction.group).join(instruction.place)
+        return join.seconds if join else 0.0
 
     def _update_s(self, i: Update) -> float:
         """State, gradient and slice of the home's own boxes, once through memory.

@@ -3,12 +3,13 @@
     streams, other instructions, costs -> order of their starts on a clock
 
 Order decides overlap, since a copy waits for all compute dispatched before it on its
-card. So a Send stands right after its producer. A Recv, and the sums of a Reduce, stand
-where the clock says that their inputs have arrived: earlier, they would hold up compute
-of the target that could run meanwhile. A Load stands one microbatch ahead of its use,
-so that its copy runs beside the compute of the microbatch before. Where times tie,
-moves go before compute, backwards before forwards, updates last, and early layers
-first.
+card. So a Send stands right after its producer. A Recv, a Sum and a Join stand where
+the clock says that their inputs have arrived: earlier, they would hold up compute of
+the target that could run meanwhile. Of a place's buckets ``IN_FLIGHT`` are on their way
+at once: while one travels the next is made ready, and memory is bounded. A Load stands
+one microbatch ahead of its use, so that its copy runs beside the compute of the
+microbatch before. Where times tie, moves go before compute, backwards before forwards,
+updates last, and early layers first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,20 +24,25 @@ from hexijax.program.program import (
     Forward,
     Gather,
     Instruction,
+    Join,
     Load,
     Part,
     Recv,
     Reduce,
     Send,
+    Sum,
     Update,
 )
 
 RANKS: dict[type[Instruction], int] = {
     kind: rank
     for rank, kind in enumerate(
-        (Send, Recv, Reduce, Agree, Gather, Backward, Forward, Update)
+        (Send, Recv, Reduce, Sum, Agree, Gather, Join, Backward, Forward, Update)
     )
 }
+
+IN_FLIGHT = 2
+"""Buckets between Reduce and Sum, and between Gather and Join, at one place."""
 
 
 @runtime_checkable
@@ -95,6 +101,8 @@ def linearise(
                 followers[writer[buffer]].append(i)
             elif buffer in loaded:
                 loads_of.setdefault(i, []).append(loaded[buffer])
+    for before, after in _in_turn(jobs):
+        followers[before].append(after)
     start = 0
     for stream in streams:
         for i in range(start + 1, start + len(stream)):
@@ -128,12 +136,52 @@ def linearise(
 def _devices(
     instr: Instruction, devices: Mapping[Place, tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """Devices that an instruction keeps busy; moves run beside compute."""
-    if isinstance(instr, (Forward, Backward)):
-        return devices[instr.place]
-    if isinstance(instr, Update):
-        return devices.get(instr.home, (instr.home,))
-    return ()
+    """Devices that an instruction keeps busy; moves run beside compute.
+
+    Buckets that share a place share its ways, which count as one more device of it.
+    """
+    match instr:
+        case Forward(place=place) | Backward(place=place) | Join(place=place):
+            return devices[place]
+        case Update(home=home) | Sum(home=home):
+            return devices.get(home, (home,))
+        case Reduce(members=members, homes=homes):
+            return tuple(f"way {place}" for place in dict.fromkeys((*members, *homes)))
+        case Gather(place=place):
+            return (f"way {place}",)
+        case _:
+            return ()
+
+
+def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+    """Pairs of which the first comes first, so that few buckets are in flight.
+
+    Late layers first, as backwards end; the jobs have early layers first.
+    """
+    ends: dict[str, list[int]] = {}
+    flying: dict[Place, list[str]] = {}
+    joins: dict[tuple[Place, str], int] = {}
+    gathered: dict[Place, list[str]] = {}
+    for i, instr in enumerate(jobs):
+        if isinstance(instr, Sum):
+            ends.setdefault(instr.group, []).append(i)
+        elif isinstance(instr, Join):
+            joins[instr.place, instr.group] = i
+    for i in reversed(range(len(jobs))):
+        instr = jobs[i]
+        if isinstance(instr, Reduce):
+            before: dict[str, None] = {}
+            for place in dict.fromkeys((*instr.members, *instr.homes)):
+                groups = flying.setdefault(place, [])
+                if len(groups) >= IN_FLIGHT:
+                    before[groups[-IN_FLIGHT]] = None
+                groups.append(instr.group)
+            yield from ((end, i) for group in before for end in ends[group])
+        elif isinstance(instr, Gather):
+            groups = gathered.setdefault(instr.place, [])
+            if len(groups) >= IN_FLIGHT:
+                yield joins[instr.place, groups[-IN_FLIGHT]], i
+            groups.append(instr.group)
 
 
 class _Loader:

@@ -48,6 +48,18 @@ def grad(home: Place, group: str) -> Buffer:
 
 
 @_interned
+def grad_pieces(home: Place, group: str) -> Buffer:
+    """Gradients of all users, cut to a home's boxes, where they arrive."""
+    return Buffer(Kind.PIECES, home, f"grad {group}")
+
+
+@_interned
+def param_pieces(place: Place, group: str) -> Buffer:
+    """New parameters of all homes, where they arrive."""
+    return Buffer(Kind.PIECES, place, f"param {group}")
+
+
+@_interned
 def act(place: Place, layer: int, microbatch: int) -> Buffer:
     """What enters a layer."""
     return Buffer(Kind.ACT, place, f"L{layer}", microbatch)

@@ -1,4 +1,4 @@
-"""Pass 3: what a step does besides computing: load, reduce, agree, update, gather.
+"""Pass 3: what a step does besides computing: load, reduce, sum, update, gather, join.
 
     Plan, Chain, streams -> prologue, and instructions of the body in no order yet
 
@@ -20,10 +20,12 @@ from hexijax.program.program import (
     Buffer,
     Gather,
     Instruction,
+    Join,
     Kind,
     Load,
     Read,
     Reduce,
+    Sum,
     Update,
 )
 
@@ -71,18 +73,13 @@ def group_places(
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
-    """Parameters from their state, for every user."""
-    return [
-        Gather(
-            reads=_reads(names.state(home, g.group) for home in g.homes),
-            writes=(names.param(user, g.group),),
-            group=g.group,
-            homes=g.homes,
-            place=user,
-        )
-        for g in groups
-        for user in g.users
-    ]
+    """Parameters from their state, for every user; copies leave before any join."""
+    made: list[Instruction] = []
+    for g in groups:
+        state = [names.state(home, g.group) for home in g.homes]
+        made += [_gather(g, user, state) for user in g.users]
+        made += [_join(g.group, user) for user in g.users]
+    return made
 
 
 def loads(plan: Plan, chain: Chain, *, evaluation: bool = False) -> list[Load]:
@@ -141,8 +138,11 @@ def sync(
     result: list[Instruction] = []
     for g in groups:
         result.append(_reduce(g, [last_grad[user, g.group] for user in g.users]))
+        result += [_sum(g.group, home) for home in g.homes]
         result += [_update(g.group, home, rules) for home in g.homes]
-        result += [_gather(g, user) for user in g.users]
+        slices = [names.param_slice(home, g.group) for home in g.homes]
+        result += [_gather(g, user, slices) for user in g.users]
+        result += [_join(g.group, user, step=1) for user in g.users]
     homes = dict.fromkeys(home for g in groups for home in g.homes)
     members = (*homes, HOST) if rules.update_waits else (HOST,)
     norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
@@ -160,13 +160,19 @@ def sync(
 def _reduce(g: GroupPlaces, grads: list[Buffer]) -> Reduce:
     return Reduce(
         reads=_reads(grads),
-        writes=(
-            *(names.grad(home, g.group) for home in g.homes),
-            *(names.group_norm(home, g.group) for home in g.homes),
-        ),
+        writes=tuple(names.grad_pieces(home, g.group) for home in g.homes),
         group=g.group,
         members=g.users,
         homes=g.homes,
+    )
+
+
+def _sum(group: str, home: Place) -> Sum:
+    return Sum(
+        reads=(Read(names.grad_pieces(home, group), True),),
+        writes=(names.grad(home, group), names.group_norm(home, group)),
+        group=group,
+        home=home,
     )
 
 
@@ -182,12 +188,21 @@ def _update(group: str, home: Place, rules: StepRules) -> Update:
     )
 
 
-def _gather(g: GroupPlaces, user: Place) -> Gather:
+def _gather(g: GroupPlaces, user: Place, slices: Iterable[Buffer]) -> Gather:
     return Gather(
-        reads=_reads(names.param_slice(home, g.group) for home in g.homes),
-        writes=(names.param(user, g.group, step=1),),
+        reads=_reads(slices),
+        writes=(names.param_pieces(user, g.group),),
         group=g.group,
         homes=g.homes,
+        place=user,
+    )
+
+
+def _join(group: str, user: Place, step: int = 0) -> Join:
+    return Join(
+        reads=(Read(names.param_pieces(user, group), True),),
+        writes=(names.param(user, group, step=step),),
+        group=group,
         place=user,
     )
 

@@ -66,6 +66,9 @@ class Kind(enum.StrEnum):
     """Sum, weight, norm, finite, metrics."""
     WIRE = "Wire"
     """A message between Send and Recv."""
+    PIECES = "Pieces"
+    """A group's boxes where they arrive: of gradients at a home, from Reduce to Sum; of
+    new parameters at a user, from Gather to Join."""
 
 
 class Memory(enum.StrEnum):
@@ -204,9 +207,10 @@ class Recv(Instruction):
 
 @instruction
 class Gather(Instruction):
-    """Bring a group's new parameters from their homes to one stage that uses them.
+    """Start a group's new parameters on their way to one stage that uses them.
 
-    Reads the Param slices of all homes (in the prologue: their State); writes Param.
+    Reads the Param slices of all homes (in the prologue: their State); writes Pieces
+    ``param <group>``.
     """
 
     group: str
@@ -215,17 +219,36 @@ class Gather(Instruction):
 
 
 @instruction
+class Join(Instruction):
+    """Make a stage's parameters of the pieces that have come: Pieces! -> Param."""
+
+    group: str
+    place: Place
+
+
+@instruction
 class Reduce(Instruction):
-    """Sum a group's gradients over all its users and lanes, at its homes.
+    """Sum a group's gradients over the lanes of each user, and start them homewards.
 
     ``members`` is the order of addition, and of the reads: the last Grad of each.
-    Writes Grad (without a count) at each home and, there, Scalar ``norm <group>``: the
-    sum of squares of that home's boxes.
+    Writes Pieces ``grad <group>`` at each home.
     """
 
     group: str
     members: tuple[Place, ...]
     homes: tuple[Place, ...]
+
+
+@instruction
+class Sum(Instruction):
+    """Add what has come to a home: Pieces! -> Grad.
+
+    Writes Grad (without a count) and Scalar ``norm <group>``: the sum of squares of the
+    home's boxes.
+    """
+
+    group: str
+    home: Place
 
 
 @instruction

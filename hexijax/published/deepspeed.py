@@ -24,7 +24,9 @@ from hexijax.program.program import (
     Load,
     Program,
     Recv,
+    Reduce,
     Send,
+    Sum,
 )
 
 Moves = dict[Buffer, Instruction]
@@ -45,9 +47,22 @@ def pipeline_order(program: Program, costs: Costs) -> Program:
     streams = [list(_exchanges(stage, sends, recvs)) for stage in turns.values()]
     ordered = [*loads, *_by_start(streams, costs)]
     placed = {id(instruction) for instruction in ordered}
-    ordered += [i for i in program.body if id(i) not in placed]
+    ordered += _ended([i for i in program.body if id(i) not in placed])
     assert len(ordered) == len(program.body), "an instruction was lost or doubled"
     return dataclasses.replace(program, body=tuple(ordered))
+
+
+def _ended(left: Sequence[Instruction]) -> Iterator[Instruction]:
+    """A sum ends before the next begins: its Sums stand right behind the Reduce."""
+    sums: dict[str, list[Sum]] = collections.defaultdict(list)
+    for i in left:
+        if isinstance(i, Sum):
+            sums[i.group].append(i)
+    for i in left:
+        if not isinstance(i, Sum):
+            yield i
+        if isinstance(i, Reduce):
+            yield from sums[i.group]
 
 
 def _exchanges(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hexijax.cluster import Cluster
+from hexijax.costs import PlanCosts
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS
@@ -90,8 +91,13 @@ class Engine:
             clip=experiment.clip_norm is not None,
             skip_nonfinite=experiment.skip_nonfinite,
         )
+        whole_leaves = self.layout.whole_leaves
         self.program: Program = lower(
-            plan, chain, rules=self._rules, whole_leaves=self.layout.whole_leaves
+            plan,
+            chain,
+            rules=self._rules,
+            costs=PlanCosts(plan, chain, cluster, whole_leaves=whole_leaves),
+            whole_leaves=whole_leaves,
         )
         self._rows = sample_map(plan)
         self._programs = Programs()

@@ -21,6 +21,7 @@ from hexijax.program.program import (
     Free,
     Gather,
     Instruction,
+    Join,
     Kind,
     Load,
     Part,
@@ -31,6 +32,7 @@ from hexijax.program.program import (
     Send,
     Site,
     Snapshot,
+    Sum,
     Update,
     WriteBack,
 )
@@ -72,7 +74,6 @@ class Executor:
             place_segment: compiled.segment.groups
             for place_segment, compiled in parts.segments.items()
         }
-        self._together = _gathers_together(program)
         self.prologue = [self._action(i) for i in program.prologue]
         self.body = self._body(program)
         self.drain = [self._action(i) for i in program.drain]
@@ -149,6 +150,10 @@ class Executor:
                 action = self._send(instruction)
             case Recv():
                 action = self._recv(instruction)
+            case Sum():
+                action = self._sum(instruction)
+            case Join():
+                action = self._join(instruction)
             case Reduce():
                 action = self._reduce(instruction)
             case Agree():
@@ -423,18 +428,23 @@ class Executor:
             for r in instruction.reads
             if r.buffer.kind is Kind.GRAD
         }
-        grads = {
-            b.place: self._at(b) for b in instruction.writes if b.kind is Kind.GRAD
-        }
-        norms = {
-            b.place: self._at(b) for b in instruction.writes if b.kind is Kind.SCALAR
-        }
+        targets = {b.place: self._at(b) for b in instruction.writes}
 
         def action(slots: Slots) -> None:
-            summed = group.reduce({place: slots[s] for place, s in sources.items()})
-            for home, (boxes, norm) in summed.items():
-                slots[grads[home]] = boxes
-                slots[norms[home]] = norm
+            grads = {place: slots[s] for place, s in sources.items()}
+            for home, pieces in group.send_grads(grads).items():
+                slots[targets[home]] = pieces
+
+        return action
+
+    def _sum(self, instruction: Sum) -> Action:
+        group, home = self._parts.groups[instruction.group], instruction.home
+        (pieces,) = self._reads(instruction, Kind.PIECES).values()
+        (grad,) = self._writes(instruction, Kind.GRAD).values()
+        (norm,) = self._writes(instruction, Kind.SCALAR).values()
+
+        def action(slots: Slots) -> None:
+            slots[grad], slots[norm] = group.sum(home, slots[pieces])
 
         return action
 
@@ -488,47 +498,32 @@ class Executor:
         return action
 
     def _gather(self, instruction: Gather) -> Action:
-        """The first of a bucket's Gathers in a row does them all."""
-        together = self._together.get(id(instruction))
-        if together is None:
-            return _nothing
-        group = self._parts.groups[instruction.group]
-        places = [i.place for i in together]
+        group, place = self._parts.groups[instruction.group], instruction.place
         states = [
             (r.buffer.place, self._at(r.buffer), r.buffer.kind is Kind.STATE)
             for r in instruction.reads
             if r.buffer.kind is Kind.STATE or r.buffer.subject.startswith("slice ")
         ]
-        targets = [self._at(b) for i in together for b in i.writes]
+        (target,) = self._writes(instruction, Kind.PIECES).values()
 
         def action(slots: Slots) -> None:
             slices = {
                 home: group.slices(home, slots[slot]) if is_state else slots[slot]
                 for home, slot, is_state in states
             }
-            params = group.gather(places, slices)
-            for target, arrays in zip(targets, params, strict=True):
-                slots[target] = arrays
+            slots[target] = group.send_params(place, slices)
 
         return action
 
+    def _join(self, instruction: Join) -> Action:
+        group, place = self._parts.groups[instruction.group], instruction.place
+        (pieces,) = self._reads(instruction, Kind.PIECES).values()
+        (target,) = self._writes(instruction, Kind.PARAM).values()
 
-def _gathers_together(program: Program) -> dict[int, list[Gather]]:
-    """By the id of the first, Gathers of one bucket that follow each other."""
-    found: dict[int, list[Gather]] = {}
-    last: list[Gather] = []
-    for i in program:
-        if not isinstance(i, Gather):
-            last = []
-        elif last and last[0].group == i.group and _homes(last[0]) == _homes(i):
-            last.append(i)
-        else:
-            last = found[id(i)] = [i]
-    return found
+        def action(slots: Slots) -> None:
+            slots[target] = group.join(place, slots[pieces])
 
-
-def _homes(gather: Gather) -> list[Buffer]:
-    return [read.buffer for read in gather.reads]
+        return action
 
 
 def _nothing(slots: Slots) -> None:

@@ -1,6 +1,7 @@
-"""Reduce, Update and Gather of one parameter group over the places that hold it.
+"""Sums, updates and new parameters of one group over the places that hold it.
 
-    gradients at the users -> reduce -> at their homes -> update -> gather -> users
+    gradients at the users -> send_grads -> pieces at their homes -> sum -> update
+    slices at the homes -> send_params -> pieces at the users -> join -> parameters
 
 A gradient is first summed over the lanes of its own mesh and cut to each home's box,
 then copied there and added in the order the Program lists. State never moves: a home
@@ -99,13 +100,15 @@ class GroupRuntime:
 
     # Reduce
 
-    def reduce(
-        self, grads: Mapping[Place, Arrays]
-    ) -> dict[Place, tuple[Arrays, jax.Array]]:
-        """Home -> (summed boxes, their sum of squares). Overwrites ``grads``."""
-        if self.homes == self.members and len(self.homes) == 1:
-            (home,) = self.homes
-            return {home: self._lanes_alone(home)(grads[home])}
+    @property
+    def _alone(self) -> bool:
+        """Whether the only user is the only home: then nothing travels."""
+        return self.homes == self.members and len(self.homes) == 1
+
+    def send_grads(self, grads: Mapping[Place, Arrays]) -> dict[Place, Any]:
+        """Home -> each member's gradient of its boxes, on the way there."""
+        if self._alone:
+            return dict(grads)
         parts: dict[Place, list[Arrays]] = {home: [] for home in self.homes}
         for member in self.members:
             cut = self._partial(member)(grads[member])
@@ -114,7 +117,11 @@ class GroupRuntime:
             moved = iter(move(flat, targets))
             for home in self.homes:
                 parts[home].append(tuple(next(moved) for _ in self.held[home]))
-        return {home: self._add(home)(parts[home]) for home in self.homes}
+        return dict(parts)
+
+    def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
+        """The summed boxes of a home, and their sum of squares."""
+        return (self._lanes_alone if self._alone else self._add)(home)(pieces)
 
     @memo
     def _lanes_alone(self, home: Place) -> Callable[..., Any]:
@@ -340,28 +347,10 @@ class GroupRuntime:
         )
         return f(state["master"])
 
-    def gather(
-        self, places: Sequence[Place], slices: Mapping[Place, Arrays]
-    ) -> list[Arrays]:
-        """The group's parameters as each of ``places`` computes with them.
-
-        All copies leave before any place joins its pieces: a copy waits for the
-        programs dispatched before it on its source, and a join waits for copies.
-        """
-        moved = [self._to(place, slices) for place in places]
-        return [
-            self._spread(place)(slices[place])
-            if pieces is None
-            else self._join(place)(pieces)
-            for place, pieces in zip(places, moved, strict=True)
-        ]
-
-    def _to(
-        self, place: Place, slices: Mapping[Place, Arrays]
-    ) -> tuple[list[jax.Array], ...] | None:
-        """Every leaf's pieces on their way to a place; None: they are at home there."""
+    def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:
+        """Every leaf's pieces on their way to a place."""
         if self.homes == (place,):
-            return None
+            return slices[place]
         flat: list[jax.Array] = []
         targets: list[NamedSharding] = []
         order: list[tuple[str, Box]] = []
@@ -376,6 +365,11 @@ class GroupRuntime:
             [moved[key] for key in sorted(moved) if key[0] == leaf.id]
             for leaf in self.group.leaves
         )
+
+    def join(self, place: Place, pieces: Any) -> Arrays:
+        """The group's parameters as a place computes with them."""
+        make = self._spread if self.homes == (place,) else self._join
+        return make(place)(pieces)
 
     @memo
     def _spread(self, place: Place) -> Callable[..., Any]:

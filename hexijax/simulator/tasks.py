@@ -154,7 +154,9 @@ class _Writer:
             ops.Send: self._send,
             ops.Recv: self._recv,
             ops.Reduce: self._reduce,
+            ops.Sum: self._sum,
             ops.Gather: self._gather,
+            ops.Join: self._join,
             ops.Agree: self._agree,
             ops.Update: self._update,
         }
@@ -270,29 +272,30 @@ class _Writer:
 
     def _reduce(self, i: ops.Reduce) -> None:
         exchange = self._costs.exchange(i.group)
-        summed: dict[Place, int] = {}
+        if exchange.alone:
+            self._made[i.writes[0]] = self._made[i.reads[0].buffer]
+            return
+        cut: dict[Place, int] = {}
         left: dict[Place, int] = {}
         for member, read in zip(i.members, i.reads, strict=True):
             partial = exchange.partial(member)
             made = [self._made[read.buffer]]
-            summed[member] = self._program(
+            cut[member] = self._program(
                 i, What.SYNC, member, partial.seconds, made, partial.ways
             )
-            left[member] = self._leave(
-                i, member, exchange.leave(member), [summed[member]]
-            )
-        for home in i.homes:
-            task = summed.get(home, -1)
-            if not exchange.alone:
-                own = [summed[home]] if home in summed else []
-                along = self._senders(left, home)
-                task = self._arrive(i, exchange.arrive(home), along)
-                arrived = [task] if task >= 0 else [*summed.values()]
-                add, after = exchange.add(home), [*own, *arrived]
-                task = self._program(i, What.SYNC, home, add.seconds, after, add.ways)
-            for buffer in i.writes:
-                if buffer.place == home:
-                    self._made[buffer] = task
+            left[member] = self._leave(i, member, exchange.leave(member), [cut[member]])
+        for home, written in zip(i.homes, i.writes, strict=True):
+            along = self._senders(left, home)
+            arrived = self._arrive(i, exchange.arrive(home), along)
+            # Without a way it is there when the last on its own devices was cut.
+            self._made[written] = arrived if arrived >= 0 else max(cut.values())
+
+    def _sum(self, i: ops.Sum) -> None:
+        add = self._costs.exchange(i.group).add(i.home)
+        after = [self._made[i.reads[0].buffer]]
+        task = self._program(i, What.SYNC, i.home, add.seconds, after, add.ways)
+        for buffer in i.writes:
+            self._made[buffer] = task
 
     def _update(self, i: ops.Update) -> None:
         after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
@@ -313,16 +316,14 @@ class _Writer:
         along = self._senders(left, i.place)
         hosts = self._hosts(i.place)
         arrived = self._arrive(i, exchange.spread_in(i.place), along, hosts)
-        after = [arrived] if arrived >= 0 else [*made.values()]
-        if i.place in made:
-            after.append(made[i.place])
-        join = exchange.join(i.place)
-        if join is None:
-            task = after[0]
-        else:
-            task = self._program(i, What.SYNC, i.place, join.seconds, after, join.ways)
-        for buffer in i.writes:
-            self._made[buffer] = task
+        self._made[i.writes[0]] = arrived if arrived >= 0 else max(made.values())
+
+    def _join(self, i: ops.Join) -> None:
+        join = self._costs.exchange(i.group).join(i.place)
+        task = self._made[i.reads[0].buffer]
+        if join is not None:
+            task = self._program(i, What.SYNC, i.place, join.seconds, [task], join.ways)
+        self._made[i.writes[0]] = task
 
     def _leave(
         self,
@@ -432,7 +433,11 @@ def name(instruction: Instruction) -> str:
         ):
             return f"{kind} {source} > {target}"
         case (
-            ops.Reduce(group=group) | ops.Gather(group=group) | ops.Update(group=group)
+            ops.Reduce(group=group)
+            | ops.Sum(group=group)
+            | ops.Gather(group=group)
+            | ops.Join(group=group)
+            | ops.Update(group=group)
         ):
             return f"{kind} {group}"
         case ops.Agree(name=name):

@@ -201,7 +201,8 @@ def test_each_byte_crosses_once_for_each_mesh(
     }
     copies = Copies(monkeypatch)
 
-    summed = runtime.reduce(grads)
+    pieces = runtime.send_grads(grads)
+    summed = {home: runtime.sum(home, pieces[home]) for home in runtime.homes}
     out, into, calls = copies.take()
     assert dict(into) == needed(runtime, runtime.members, runtime.homes)
     assert out == priced(map(exchange.leave, exchange.members))
@@ -217,7 +218,11 @@ def test_each_byte_crosses_once_for_each_mesh(
             cut = want[tuple(slice(*rows) for rows in box)]
             np.testing.assert_array_equal(got, cut)
 
-    gathered = runtime.gather(runtime.members, params)
+    moved = [runtime.send_params(member, params) for member in runtime.members]
+    gathered = [
+        runtime.join(member, each)
+        for member, each in zip(runtime.members, moved, strict=True)
+    ]
     out, into, calls = copies.take()
     assert dict(into) == needed(runtime, runtime.homes, runtime.members)
     assert out == priced(map(exchange.spread_out, exchange.homes))

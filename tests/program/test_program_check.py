@@ -16,6 +16,7 @@ from hexijax.program.program import (
     Forward,
     Free,
     Instruction,
+    Join,
     Kind,
     Part,
     Prefetch,
@@ -27,6 +28,7 @@ from hexijax.program.program import (
     Send,
     Site,
     Snapshot,
+    Sum,
     Update,
     WriteBack,
 )
@@ -327,6 +329,22 @@ def test_a_snapshot_waits_for_the_drain():
     check(dataclasses.replace(GOOD, drain=(snapshot,)), PLAN, CHAIN)
     message = refused(with_body(GOOD, [*GOOD.body, snapshot]))
     assert message.startswith("A Snapshot copies State, and stands in the drain")
+
+
+@pytest.mark.parametrize(
+    ("end", "missed"),
+    [
+        (Sum, "is read before anything writes it"),
+        (Join, "is still alive when the step"),
+    ],
+)
+def test_what_travels_arrives_where_it_was_sent(end: type[Sum | Join], missed: str):
+    index = find(GOOD, end)
+    wrong = GOOD.body[index].reads[0].buffer._replace(subject="grad embed")
+    body = list(GOOD.body)
+    body[index] = dataclasses.replace(body[index], reads=(Read(wrong, True),))
+    assert "It must read Pieces[" in refused(with_body(GOOD, body))
+    assert missed in refused(without(GOOD, index))
 
 
 def test_a_free_ends_all_it_reads():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hexijax.plan.plan import Place, Plan, Schedule, Stage, stage_place
 from hexijax.program.check import check
 from hexijax.program.json import from_json, to_json
+from hexijax.program.linearise import IN_FLIGHT, UnitCosts
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import (
     Agree,
@@ -18,6 +19,7 @@ from hexijax.program.program import (
     Forward,
     Gather,
     Instruction,
+    Join,
     Kind,
     Load,
     Part,
@@ -26,6 +28,7 @@ from hexijax.program.program import (
     Recv,
     Reduce,
     Send,
+    Sum,
     Update,
 )
 from hexijax.program.text import by_stage, parse, render
@@ -103,6 +106,43 @@ def test_a_send_follows_its_producer_and_a_load_stands_one_ahead():
         if isinstance(x, Load) or (isinstance(x, Forward) and x.place == "r0.s0")
     ]
     assert kinds == ["Load 0", "Load 1", "Forward", "Load 2", "Forward", "Forward"]
+
+
+@given(seed=st.integers(0, 2**32))
+def test_few_buckets_are_in_flight_at_a_place(seed: int):
+    plan, chain, rules = random_plan(seed)
+    program = lower(plan, chain, rules=rules)
+    for start, end in ((Reduce, Sum), (Gather, Join)):
+        flying: dict[Place, int] = {}
+        for instr in program.body:
+            if isinstance(instr, start):
+                for buffer in instr.writes:
+                    flying[buffer.place] = flying.get(buffer.place, 0) + 1
+                    assert flying[buffer.place] <= IN_FLIGHT
+            elif isinstance(instr, end):
+                flying[instr.reads[0].buffer.place] -= 1
+
+
+def test_a_home_computes_on_while_gradients_come():
+    """On the clock a Sum stands where its pieces have come, the next Reduce before."""
+
+    class Costs(UnitCosts):
+        def duration_s(self, instruction: Instruction) -> float:
+            travels = isinstance(instruction, Reduce)
+            return 2.5 if travels else super().duration_s(instruction)
+
+    stages = [make_stages([4], prefix=p, segments=[[1, 1, 1, 1]]) for p in "ab"]
+    plan = make_plan(*((each, 1) for each in stages))
+    costs = Costs(plan)
+    program = lower(plan, make_chain(4), rules=RULES, costs=costs)
+    found = [
+        f"{type(x).__name__} {x.group}"
+        for x in program.body
+        if isinstance(x, Reduce) or (isinstance(x, Sum) and x.home == "r0.s0")
+    ]
+    assert ", ".join(found) == (
+        "Reduce l3, Reduce l2, Sum l3, Reduce l1, Sum l2, Reduce l0, Sum l1, Sum l0"
+    )
 
 
 def test_costs_settle_the_order():

@@ -7,6 +7,7 @@ from hexijax.program import names
 from hexijax.program.program import (
     Backward,
     Buffer,
+    Gather,
     Instruction,
     Kind,
     Memory,
@@ -100,6 +101,8 @@ def with_streamed_state(program: Program, slots: int) -> Program:
         dataclasses.replace(
             instr, reads=tuple(Read(host_twin(r.buffer)) for r in instr.reads)
         )
+        if isinstance(instr, Gather)
+        else instr
         for instr in program.prologue
     ]
     return Program(prologue=tuple(prologue), body=tuple(body), pools=(("pool", slots),))

@@ -1,5 +1,5 @@
-"""Every gradient enters one Reduce; every group is updated at each home, once, and its
-new parameters reach each user."""
+"""Every gradient enters one Reduce and one Sum a home; every group is updated at each
+home, once, and its new parameters reach each user."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,11 @@ from hexijax.program.program import (
     Agree,
     Buffer,
     Gather,
+    Join,
     Kind,
     Program,
     Reduce,
+    Sum,
     Update,
 )
 from hexijax.program.rules.facts import Facts, numbered
@@ -24,8 +26,10 @@ def check_sync(program: Program, facts: Facts, faults: Faults) -> None:
     """Reduce, Update, Gather and Agree of one body; the Gathers of the prologue."""
     _check_agrees(program, facts, faults)
     _check_gathers(program, facts, faults, "prologue")
+    _check_ends(program, faults, "prologue")
     if facts.trains:
         _check_reduces(program, facts, faults)
+        _check_ends(program, faults, "body")
         _check_updates(program, facts, faults)
         _check_gathers(program, facts, faults, "body")
 
@@ -55,16 +59,34 @@ def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
                 f"{_names(expected)}. Every backward's gradient enters exactly one "
                 "Reduce.",
             )
-        writes = {names.grad(home, instr.group) for home in instr.homes}
-        writes |= {names.group_norm(home, instr.group) for home in instr.homes}
+        writes = {names.grad_pieces(home, instr.group) for home in instr.homes}
         if set(instr.writes) != writes:
-            faults.at(position, "It must write Grad and Scalar norm at each home.")
+            faults.at(position, "It must write Pieces of the gradient at each home.")
     for name in facts.groups:
         if name not in seen:
             faults.missing(
                 f"Group {name} is never reduced. The gradients of all its users "
                 f"({_names(facts.groups[name].users)}) enter one Reduce a step."
             )
+
+
+def _check_ends(program: Program, faults: Faults, section: str) -> None:
+    """A Sum ends a Reduce at one home, a Join a Gather at one user."""
+    for position, instr in numbered(program, section):
+        if isinstance(instr, Sum):
+            reads = names.grad_pieces(instr.home, instr.group)
+            writes = (
+                names.grad(instr.home, instr.group),
+                names.group_norm(instr.home, instr.group),
+            )
+        elif isinstance(instr, Join):
+            reads = names.param_pieces(instr.place, instr.group)
+            step = instr.writes[0].step if instr.writes else 0
+            writes = (names.param(instr.place, instr.group, step),)
+        else:
+            continue
+        if [read.buffer for read in instr.reads] != [reads] or instr.writes != writes:
+            faults.at(position, f"It must read {reads} and write {_names(writes)}.")
 
 
 def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
@@ -122,8 +144,7 @@ def _check_gathers(
                 f"{instr.place} does not use group {instr.group}; its users are "
                 f"{_names(group.users)}.",
             )
-        step = instr.writes[0].step if instr.writes else 0
-        written = (names.param(instr.place, instr.group, step),)
+        written = (names.param_pieces(instr.place, instr.group),)
         make = names.param_slice if section == "body" else names.state
         wanted = [make(home, instr.group) for home in instr.homes]
         # State may be read where it lives, so memory does not count.
