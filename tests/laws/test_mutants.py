@@ -134,11 +134,11 @@ def _first(group: GroupRuntime, place: Any) -> dict[str, Any]:
     return {}
 
 
-def stale(original: Any, group: GroupRuntime, place: Any, slices: Any) -> Any:
+def stale(original: Any, group: GroupRuntime, place: Any, pieces: Any) -> Any:
     kept = _first(group, place)
     # A copy: the next update overwrites what a slice shares with its master.
     if "value" not in kept:
-        kept["value"] = tuple(x.copy() for x in original(group, place, slices))
+        kept["value"] = tuple(x.copy() for x in original(group, place, pieces))
     return kept["value"]
 
 
@@ -178,11 +178,11 @@ DROPOUT = Shape(dropout=0.3)
 FAULTS: dict[str, tuple[Plant, Callable[[], Case]]] = {
     "mean of means": (wrap(Engine, "_seed", mean_of_means), lambda: uneven(TIED)),
     "unsplit gradient counted once a rank": (
-        wrap(GroupRuntime, "reduce", scaled_reduce(per_rank)),
+        wrap(GroupRuntime, "send_grads", scaled_reduce(per_rank)),
         lambda: uneven(TIED),
     ),
     "gradient three times too large": (
-        wrap(GroupRuntime, "reduce", scaled_reduce(lambda *_: 3.0)),
+        wrap(GroupRuntime, "send_grads", scaled_reduce(lambda *_: 3.0)),
         lambda: uneven(TIED),
     ),
     "a layer dropped": (
@@ -193,13 +193,13 @@ FAULTS: dict[str, tuple[Plant, Callable[[], Case]]] = {
         wrap(engine_module, "take", keys_by_rank),
         lambda: uneven(DROPOUT),
     ),
-    "stale parameter": (wrap(GroupRuntime, "gather", stale), lambda: uneven(TIED)),
+    "stale parameter": (wrap(GroupRuntime, "join", stale), lambda: uneven(TIED)),
     "one microbatch skipped": (
         wrap(Engine, "_load", skip_a_microbatch),
         lambda: uneven(TIED),
     ),
     "tied gradient lost": (
-        wrap(GroupRuntime, "reduce", scaled_reduce(without_last_user)),
+        wrap(GroupRuntime, "send_grads", scaled_reduce(without_last_user)),
         lambda: uneven(TIED),
     ),
     "clipped by the norm of some": (
