@@ -122,8 +122,7 @@ def search(
         return _Search(chain, part, batch_size, dtype, options, progress).run()
 
     whole = options.use_all_devices or options.grouping is not Grouping.AUTO
-    few = len(cluster.devices) <= FEW  # every layout, every part
-    if options.objective is Objective.STEP or whole or few:
+    if options.objective is Objective.STEP or whole:
         return search_one(cluster, options)
     return cheapest(
         search_one,

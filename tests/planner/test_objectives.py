@@ -239,6 +239,22 @@ def test_kinds_without_figures_are_named(objective: Objective, says: str):
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize("seed", [0, 6])
+def test_by_step_time_the_cost_is_the_step_to_the_last_bit(seed: int):
+    """Whatever a card costs or draws."""
+    case = small_case(seed)
+    plain = search(case.chain, case.cluster, batch_size=case.batch_size)
+    priced = search(
+        case.chain,
+        case.cluster,
+        batch_size=case.batch_size,
+        options=PlanOptions(usd_per_hour=prices(case)),
+    )
+    plans = (plain.plan, *plain.runners_up)
+    assert (priced.plan, *priced.runners_up) == plans
+    assert plain.costs == tuple(p.prediction.step_s for p in plans if p.prediction)
+
+
 def test_energy_counts_waiting_at_a_share_of_board_power():
     case = small_case(0)
     profiles = tuple(dataclasses.replace(p, tdp_w=300.0) for p in case.cluster.profiles)
