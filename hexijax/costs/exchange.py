@@ -26,6 +26,9 @@ from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box, whole
 
+PARTS = ("partial", "leave", "arrive", "add", "spread_out", "spread_in", "join")
+"""What every equal bucket asks again."""
+
 _Bytes = Callable[[Place, Place], int]
 """From a place to another: of what each device of the other gets."""
 
@@ -98,8 +101,8 @@ class Exchange:
         self.alone = self.num_members == num_homes == 1 and self.homes == self.members
         self._piece = functools.cache(self._piece_size)
         self._divided = functools.cache(self._divided_size)
-        self.leave = functools.cache(self._leave)
-        self.spread_in = functools.cache(self._spread_in)
+        for part in PARTS:
+            setattr(self, part, functools.cache(getattr(self, part)))
         self.held = {home: self._held(home) for home in boxes}
         self._wholes = all(
             held.get(leaf.id, whole(leaf)) == whole(leaf)
@@ -124,7 +127,7 @@ class Exchange:
         part = 0 if whole_here else min(self._divided(site.lanes, site.tensor), shard)
         return self._lanes(site, [part, shard - part, shard - part], GRAD_BYTES)
 
-    def _leave(self, member: Place) -> Load:
+    def leave(self, member: Place) -> Load:
         """A member's copies to all homes but itself."""
         return self._sent(member, self.homes, self._grad_bytes)
 
@@ -153,7 +156,7 @@ class Exchange:
         """A home's copies to all users but itself."""
         return self._sent(home, self.members, self._param_bytes)
 
-    def _spread_in(self, user: Place) -> Load:
+    def spread_in(self, user: Place) -> Load:
         """All copies to a user."""
         return self._got(user, self.homes, self._param_bytes)
 
