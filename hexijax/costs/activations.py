@@ -7,7 +7,13 @@ from hexijax.cluster import DeviceProfile
 from hexijax.costs.compute import border_bytes_in
 from hexijax.costs.rates import SPLIT_SHARE
 from hexijax.costs.temp import TempKey, Temps, temp_factor
-from hexijax.costs.working import most_apart, most_forward, most_joined, working
+from hexijax.costs.working import (
+    most_apart,
+    most_forward,
+    most_joined,
+    waiting_layers,
+    working,
+)
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program.schedules import Way, schedule_replica
@@ -92,32 +98,51 @@ def stage_activations(
     samples: int,
     live: int,
     handed: int = 0,
+    *,
+    all_live: bool = False,
 ) -> tuple[int, int]:
     """Bytes on one device: kept at full depth, and inside one segment's backward.
 
-    ``live`` microbatches wait for their backward, ``handed`` for its weight part.
+    Args:
+      chain: the model.
+      within: how the kind's programs use memory.
+      stage: what is where.
+      samples: of a lane's microbatch.
+      live: microbatches that wait for their backward.
+      handed: microbatches whose weight part waits.
+      all_live: ``live`` are all there are: the first backward finds no accumulators of
+        segments before it, and later ones find a microbatch less.
     """
     layers, last = within.layers, len(stage.segments) - 1
-    kept = borders = transient = 0
-    for g in reversed(range(len(stage.segments))):
-        start, stop = stage.segment_layers(g)
-        borders += enter_bytes(chain, start, stage.dtype, samples)
-        # What later segments kept of this microbatch is gone by then.
-        inside = within_bytes(chain, within, stage, samples, g)
-        transient = max(transient, inside - kept)
-        if not (within.joined and g == last):
-            kept += segment_kept_bytes(chain, layers, start, stop, stage, samples)
-    edges = enter_bytes(chain, stage.layers[0], stage.dtype, samples) + enter_bytes(
-        chain, stage.layers[1], stage.dtype, samples
+    start, stop = stage.layers
+    edges = enter_bytes(chain, start, stage.dtype, samples) + enter_bytes(
+        chain, stop, stage.dtype, samples
     )
-    batch = batch_bytes(chain, *stage.layers, samples)
+    batch = batch_bytes(chain, start, stop, samples)
     flying = BORDERS_IN_FLIGHT * (edges + batch)
+    kept = borders = 0
+    inside: list[int] = []
+    for g in reversed(range(len(stage.segments))):
+        first, past = stage.segment_layers(g)
+        borders += enter_bytes(chain, first, stage.dtype, samples)
+        # What later segments kept of this microbatch is gone by then.
+        inside.append(within_bytes(chain, within, stage, samples, g) - kept)
+        if not (within.joined and g == last):
+            kept += segment_kept_bytes(chain, layers, first, past, stage, samples)
+    one = kept + borders + batch
+    if all_live and not handed:
+        firsts = [stage.segment_layers(g)[0] for g in range(len(stage.segments))]
+        of = stage.tensor, stage.dtype
+        grads = [held_bytes(chain, (first, stop), *of)[1] for first in reversed(firsts)]
+        at_first = [a - grads[-1] + b for a, b in zip(inside, grads, strict=True)]
+        after = [a - one for a in inside] if live > 1 else []
+        inside = [*at_first, *after]
     late = sum(
         handed_bytes(chain, layer, stage.dtype, stage.tensor, samples)
         for layer in layers[slice(*stage.layers)]
     )
-    depth = live * (kept + borders + batch) + handed * (late + batch)
-    return depth + flying, transient
+    depth = live * one + handed * (late + batch)
+    return depth + flying, max(0, *inside)
 
 
 def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -> int:
@@ -249,7 +274,8 @@ def transient_bytes(
     joined = within.joined and segment == len(stage.segments) - 1
     if within.profile.vendor != CPU:
         alive = working(chain, within.layers, stage, samples, segment)
-        return most_joined(alive) if joined else most_apart(alive)
+        most = most_joined if joined else most_apart
+        return most(alive, waiting_layers(within.profile))
     of = stage.dtype, stage.tensor, samples
     layers = within.layers
     # One layer in full (recomputed, or its cotangents), and the segment's gradients

@@ -128,6 +128,7 @@ def plan_memory(
                 replica.microbatch_size,
                 (live[0], live[max(s - 1, 0)], live[s]),
                 handed[s],
+                replica.microbatches <= live[s],
                 is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
             )
             if key not in alike:
@@ -173,7 +174,15 @@ def stage_parts(
     """A device of a stage without the state it is home of."""
     params, grads = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
     samples = replica.microbatch_size // stage.lanes
-    kept, transient = stage_activations(chain, within, stage, samples, live, handed)
+    kept, transient = stage_activations(
+        chain,
+        within,
+        stage,
+        samples,
+        live,
+        handed,
+        all_live=replica.microbatches <= live,
+    )
     return MemoryParts(
         params_bytes=params,
         grads_bytes=grads,

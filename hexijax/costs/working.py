@@ -4,14 +4,15 @@
 
 Read off XLA:GPU's buffer assignments. What is element-wise is made again inside the
 kernels that need it, so a backward holds what products read and make, and cotangents of
-that. It works on one layer at a time, from the last to the first. Gradients of weights
-may wait for its end: XLA counts a sum in float32 as more memory than the bfloat16
-gradient whose life it ends, and puts it off.
+that. It works on one layer at a time, from the last to the first. A weight's gradient
+may wait until it is added: XLA counts the sum in float32 as more memory than the
+bfloat16 gradient whose life it ends, and puts it off, unless one kernel does both.
 """
 
 import dataclasses
 from collections.abc import Sequence
 
+from hexijax.cluster import DeviceProfile
 from hexijax.costs.compute import border_bytes_in
 from hexijax.costs.rates import SPLIT_SHARE
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Product, Remat
@@ -25,8 +26,24 @@ SCORE_ARRAYS = 3
 scores, and those laid out for the product that takes them next. Where the scores were
 made again, one of the three overwrites them."""
 
-SCRATCH_BYTES = 32 * 2**20
-"""What XLA hands a matrix library on Hopper and newer cards; a tenth on older ones."""
+SCRATCH_BYTES = 33 * 2**20
+"""What XLA hands a matrix library on Hopper and newer cards, a tenth of it on older
+ones, and float32 sums of rows."""
+
+ALL_LAYERS = 2**20
+
+ADDS_AT_ONCE = (8, 0)
+"""The least compute capability on which XLA fuses products with what follows them."""
+
+
+def waiting_layers(profile: DeviceProfile) -> int:
+    """Layers whose gradients may be alive at once: one made and one being added, or all
+    where a kernel of its own adds each."""
+    capability = profile.compute_capability
+    if profile.vendor != "nvidia" or capability is None:
+        return ALL_LAYERS
+    version = tuple(map(int, capability.split(".")))
+    return 2 if version >= ADDS_AT_ONCE else ALL_LAYERS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,23 +161,26 @@ def most_forward(layers: Sequence[Working]) -> int:
     return max(layer.apart + layer.early for layer in layers) + SCRATCH_BYTES
 
 
-def most_apart(layers: Sequence[Working]) -> int:
-    """The most of a backward of its own, the last layer's gradients made first."""
+def most_apart(layers: Sequence[Working], waiting: int) -> int:
+    """The most of a backward of its own, the last layer's gradients made first.
+
+    ``waiting``: layers whose gradients are still to be added.
+    """
     most = early = 0
-    waiting = sum(x.grads for x in layers)
-    for layer in layers:
+    for i, layer in enumerate(layers):
         early += layer.early
-        most = max(most, early + layer.apart + waiting)
-        waiting -= layer.grads
+        most = max(most, early + layer.apart + _grads(layers, i, waiting))
     return most + SCRATCH_BYTES
 
 
-def most_joined(layers: Sequence[Working]) -> int:
+def most_joined(layers: Sequence[Working], waiting: int) -> int:
     """The most of a program of both directions."""
     most = kept = 0
-    waiting = sum(x.grads for x in layers)
-    for layer in layers:
+    for i, layer in enumerate(layers):
         kept += layer.kept
-        most = max(most, kept + layer.joined + waiting)
-        waiting -= layer.grads
+        most = max(most, kept + layer.joined + _grads(layers, i, waiting))
     return most + SCRATCH_BYTES
+
+
+def _grads(layers: Sequence[Working], at: int, waiting: int) -> int:
+    return sum(layer.grads for layer in layers[at : at + waiting])
