@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
             chain,
             training_facts(experiment),
         )
+        if not arguments.emulate:  # stand-ins compile to other programs
+            _write_temps(folder, machine)
     meter = Meter(
         tokens_per_step=float(experiment.batch_size * experiment.tokens_per_sample),
         flops_per_step=machine.flops_per_step,
@@ -94,6 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
             screen.close()
             _report(arguments, folder, session, plan, machine, loop, status)
     return 0 if status == "done" else INTERRUPTED
+
+
+def _write_temps(folder: RunFolder, machine: Machine) -> None:
+    from hexijax.runtime.engine import Engine
+
+    if isinstance(machine.engine, Engine):
+        write_json(folder.temps, machine.engine.temps().to_json())
 
 
 def _resume(

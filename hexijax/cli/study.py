@@ -19,10 +19,12 @@ from hexijax.cli.session import (
     trace_chain,
     training_facts,
 )
+from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, checks, serial
 from hexijax.planner import Objective
+from hexijax.report.folder import temps_beside
 from hexijax.report.problem import Problem
 
 Tell = Callable[[str], None]
@@ -59,7 +61,10 @@ def open_study(
         study = _from_plan(named, arguments, own_plan=own_plan)
     else:
         study = _from_experiment(arguments, tell, own_plan=own_plan)
-    return dataclasses.replace(study, problem=_aimed(study.problem, arguments))
+    given = named if named.suffix == ".json" else getattr(arguments, "plan", None)
+    temps = temps_beside(Path(given)) if given else Temps()
+    aimed = dataclasses.replace(_aimed(study.problem, arguments), temps=temps)
+    return dataclasses.replace(study, problem=aimed)
 
 
 def _aimed(problem: Problem, arguments: argparse.Namespace) -> Problem:

@@ -145,42 +145,63 @@ def stage_activations(
     return depth + flying, max(0, *inside)
 
 
-def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -> int:
-    """What lies on a stage's device beyond ``BORDERS_IN_FLIGHT``, its turn not come.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Waiting:
+    """What lies on a stage's device beyond ``BORDERS_IN_FLIGHT``, its turn not come."""
 
-    Cotangents come back for all that went on, and the stage before may be ahead. A Load
-    brings the batch to all stages when the first needs it, one microbatch ahead.
-    """
-    stage = replica.stages[s]
+    left: int = 0
+    """Borders from the stage before, which may be ahead."""
+
+    right: int = 0
+    """Cotangents: they come back for all microbatches that went on."""
+
+    batch: int = 0
+    """Batches: a Load brings them to all stages when the first needs them, one
+    microbatch ahead."""
+
+    @classmethod
+    def of(cls, live: Sequence[int], s: int) -> "Waiting":
+        """On stage ``s``, by the microbatches alive in each."""
+        promised = live[s] + BORDERS_IN_FLIGHT
+        return cls(
+            left=max(0, live[s - 1] + 1 - promised) if s else 0,
+            right=max(0, live[s] + 1 - BORDERS_IN_FLIGHT),
+            batch=max(0, live[0] + 1 - promised),
+        )
+
+
+def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -> int:
+    """The bytes of it."""
+    stage, waiting = replica.stages[s], Waiting.of(live, s)
     samples = replica.microbatch_size // stage.lanes
     left, right = (enter_bytes(chain, x, stage.dtype, samples) for x in stage.layers)
-    promised = live[s] + BORDERS_IN_FLIGHT
-    ahead = max(0, live[s - 1] + 1 - promised) if s else 0
-    back = max(0, live[s] + 1 - BORDERS_IN_FLIGHT)
-    loaded = max(0, live[0] + 1 - promised)
     batch = batch_bytes(chain, *stage.layers, samples)
-    return ahead * left + back * right + loaded * batch
+    return waiting.left * left + waiting.right * right + waiting.batch * batch
 
 
 def within_bytes(
     chain: Chain, within: Within, stage: Stage, samples: int, segment: int
 ) -> int:
-    """Bytes inside one segment's backward."""
-    layers, (start, stop) = within.layers, stage.segment_layers(segment)
+    """Bytes inside one segment's backward: compiled if known, else by the model."""
     if within.temps.compiled:
-        key = TempKey.of(
-            within.profile,
-            layers[start:stop],
-            stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
-            dtype=stage.dtype,
-            tensor=stage.tensor,
-            samples=samples,
-            joined=within.joined and segment == len(stage.segments) - 1,
-        )
-        known = within.temps.compiled.get(key)
-        if known is not None:
-            return known
+        key = segment_key(within, stage, samples, segment)
+        if key in within.temps.compiled:
+            return within.temps.compiled[key]
     return transient_bytes(chain, within, stage, samples, segment)
+
+
+def segment_key(within: Within, stage: Stage, samples: int, segment: int) -> TempKey:
+    """What compiled figures of a segment's program are found by."""
+    start, stop = stage.segment_layers(segment)
+    return TempKey.of(
+        within.profile,
+        within.layers[start:stop],
+        stage.remat[start - stage.layers[0] : stop - stage.layers[0]],
+        dtype=stage.dtype,
+        tensor=stage.tensor,
+        samples=samples,
+        joined=within.joined and segment == len(stage.segments) - 1,
+    )
 
 
 def batch_bytes(chain: Chain, start: int, stop: int, samples: int) -> int:

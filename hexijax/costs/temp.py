@@ -1,11 +1,11 @@
 """What a program holds beside arguments and outputs: by XLA's word where it is known.
 
-    Temps (compiled figures by segment) -> within_bytes(...), else the model's x factor
+    a compiled plan -> Temps -> temps.json beside it -> the promise of the same segments
 
-The model of `costs.activations` says what a backward must hold. How close a compiler
-comes to it depends on its version and on the backend: the factors are the worst that
-`experiments/memory_table.py` shows over all models and remat policies. As soon as a
-segment was compiled once, its own figure replaces the model's.
+The model of `costs.activations` says what a backward must hold. On CPUs what a compiler
+makes of it depends on its version: the factors are the worst that
+`experiments/memory_table.py` shows over all models and remat policies. A segment that
+was compiled once has its own figure, which replaces the model's.
 """
 
 import dataclasses
@@ -104,10 +104,6 @@ class Temps:
     """Compiled figures: temp bytes by segment."""
 
     compiled: Mapping[TempKey, int] = dataclasses.field(default_factory=dict)
-
-    def within_bytes(self, key: TempKey, model_bytes: int, factor: float) -> int:
-        """XLA's figure if the segment was compiled, else the model's."""
-        return self.compiled.get(key, round(model_bytes * factor))
 
     def with_rows(self, rows: Iterable[tuple[TempKey, int]]) -> "Temps":
         """With further figures; a newer one replaces an older."""

@@ -117,17 +117,31 @@ class Working:
 def working(
     chain: Chain, layers: Sequence[Layer], stage: Stage, samples: int, segment: int
 ) -> list[Working]:
-    """Of a segment's layers; equal ones are made once."""
+    """Of a segment's layers."""
+    start, stop = stage.segment_layers(segment)
+    policies = stage.remat[start - stage.layers[0] : stop - stage.layers[0]]
+    return working_of(
+        chain, layers, policies, stage.dtype, stage.tensor, samples, start
+    )
+
+
+def working_of(
+    chain: Chain,
+    layers: Sequence[Layer],
+    policies: Sequence[Remat],
+    dtype: str,
+    tensor: int,
+    samples: int,
+    start: int = 0,
+) -> list[Working]:
+    """Of as many layers as there are policies; equal ones are made once."""
     made: dict[object, Working] = {}
     found: list[Working] = []
-    for i in range(*stage.segment_layers(segment)):
-        policy = stage.remat[i - stage.layers[0]]
+    for i, policy in enumerate(policies, start):
         border = layers[i - 1].border_bytes if i else 0
         key = (layers[i].signature, border, policy)
         if key not in made:
-            made[key] = Working.of(
-                chain, layers, i, policy, stage.dtype, stage.tensor, samples
-            )
+            made[key] = Working.of(chain, layers, i, policy, dtype, tensor, samples)
         found.append(made[key])
     return found
 

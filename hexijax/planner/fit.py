@@ -14,6 +14,7 @@ import numpy as np
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import (
+    Waiting,
     enter_bytes,
     handed_microbatches,
     live_microbatches,
@@ -306,9 +307,10 @@ class Fitter:
             )
             live = live_microbatches(self._schedule, replica)
             late = handed_microbatches(self._schedule, replica)
+            alive = list(map(_rounded, live))
             self._helds[key] = [
-                Held(live=_rounded(alive), handed=handed)
-                for alive, handed in zip(live, late, strict=True)
+                Held(live=alive[s], handed=late[s], waiting=Waiting.of(alive, s))
+                for s in range(len(alive))
             ]
         return self._helds[key]
 

@@ -40,6 +40,7 @@ class Judge:
                 self.cluster,
                 moments=self.options.moments,
                 whole_leaves=self.options.whole_leaves,
+                temps=self.options.temps,
             )
             totals = {name: part.total_bytes for name, part in parts.items()}
             self._memory[plan] = totals

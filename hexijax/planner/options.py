@@ -5,6 +5,7 @@ import enum
 from collections.abc import Mapping
 
 from hexijax.costs.memory import MOMENTS
+from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Reductions, Schedule
 from hexijax.planner.objective import Objective
@@ -71,6 +72,9 @@ class PlanOptions:
 
     moments: int = MOMENTS
     """fp32 arrays of the optimizer for each parameter: 2 for Adam, 1 for momentum."""
+
+    temps: Temps = dataclasses.field(default_factory=Temps, hash=False)
+    """What segments of the model were seen to take when they were compiled."""
 
     whole_leaves: bool = False
     """No leaf's state is cut, for optimizers that look inside a leaf."""

@@ -48,6 +48,7 @@ def single_plan(
                 cluster,
                 moments=options.moments,
                 whole_leaves=options.whole_leaves,
+                temps=options.temps,
             )
             promised = parts[chosen.name].total_bytes
             if promised <= chosen.usable_memory_bytes:

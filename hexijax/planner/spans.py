@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float, Int
 
 from hexijax.costs.activations import (
     BORDERS_IN_FLIGHT,
+    CPU,
+    Waiting,
     enter_bytes,
     handed_bytes,
     held_bytes,
@@ -30,7 +32,8 @@ from hexijax.costs.compute import MeshShape, layer_times
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alone_bytes, flying_bytes
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import temp_factor
-from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
+from hexijax.costs.working import SCRATCH_BYTES, waiting_layers, working_of
+from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
 from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
 ALL, LAST = slice(None), slice(-1, None)
@@ -73,6 +76,9 @@ class Held:
     handed: int = 0
     """Microbatches between the parts of a split backward."""
 
+    waiting: Waiting = dataclasses.field(default_factory=Waiting)
+    """Borders and batches whose turn has not come."""
+
 
 class LayerArrays:
     """Figures of each layer on one mesh for one microbatch size."""
@@ -113,6 +119,13 @@ class LayerArrays:
         self.working_L = np.array(
             [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
         )
+        # The layer a program of both ways works on was kept in part before, and that
+        # part counts once.
+        self.part_PL = np.maximum(self.working_L - self.joined_PL, 0)
+        self.early_L, self.scratch_bytes = np.zeros(len(layers)), 0.0
+        self.waiting_layers = len(layers)
+        if mesh.profile.vendor != CPU:
+            self._use_working(chain, layers, mesh, samples, remat)
         self.handed_L = np.array(
             [handed_bytes(chain, x, dtype, tensor, samples) for x in layers], float
         )
@@ -138,12 +151,34 @@ class LayerArrays:
         self.added_s_PS, self.joined_s_PS = (
             _sums(added_s_PL) for added_s_PL in (self.added_s_PL, self.joined_s_PL)
         )
-        # Both ways in one program: the layer it works on was kept in part before, and
-        # that part counts once.
+        self.early_FS = _span_sums(self.early_L)
+        self.most_early_FS = _span_max(self.early_L)
         self.joined_PS = _sums(self.joined_PL) * self.temp_factor
-        part_PL = np.maximum(self.working_L - self.joined_PL, 0)
-        part_PF = np.array([_span_max(part_L)[:, -1] for part_L in part_PL])
+        part_PF = np.array([_span_max(part_L)[:, -1] for part_L in self.part_PL])
         self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
+
+    def _use_working(
+        self,
+        chain: Chain,
+        layers: Sequence[Layer],
+        mesh: MeshShape,
+        samples: int,
+        remat: tuple[Remat, ...],
+    ) -> None:
+        """What an accelerator's programs have alive, under any of the policies."""
+        alive_PL = [
+            working_of(
+                chain, layers, [policy] * len(layers), mesh.dtype, mesh.tensor, samples
+            )
+            for policy in remat
+        ]
+        self.joined_PL = np.array([[x.kept for x in each] for each in alive_PL], float)
+        self.part_PL = np.array([[x.joined for x in each] for each in alive_PL], float)
+        apart_PL = np.array([[x.apart for x in each] for each in alive_PL], float)
+        early_PL = np.array([[x.early for x in each] for each in alive_PL], float)
+        self.working_L, self.early_L = apart_PL.max(axis=0), early_PL.max(axis=0)
+        self.scratch_bytes = float(SCRATCH_BYTES)
+        self.waiting_layers = min(len(layers), waiting_layers(mesh.profile))
 
 
 def all_fits(arrays: LayerArrays, load: Load, held: Held) -> bool:
@@ -173,8 +208,12 @@ def all_fits(arrays: LayerArrays, load: Load, held: Held) -> bool:
     )
     depth += held.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
     depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
+    waiting = held.waiting
+    depth += (waiting.left + waiting.right) * entering
+    depth += waiting.batch * arrays.batch_bytes
     within = float(arrays.held_L.sum()) + float(arrays.working_L.max())
-    depth += arrays.temp_factor * within
+    depth += arrays.temp_factor * (within + float(arrays.early_L.sum()))
+    depth += arrays.scratch_bytes
     return resident + flying + depth <= load.budget_bytes
 
 
@@ -242,11 +281,16 @@ class _Tables:
         segments_FS = -(-length_FS // (load.per_segment or len(arrays.params_L)))
         self._live_K = np.array([h.live for h in held])[:, None, None]
         handed_K = np.array([h.handed for h in held])[:, None, None]
+        waiting = [(h.waiting.left, h.waiting.right, h.waiting.batch) for h in held]
+        left_K, right_K, batches_K = np.array(waiting).reshape(-1, 3).T[..., None, None]
         self._room_KFS = load.budget_bytes - (
             _fixed_bytes(arrays, load)
             + self._live_K
             * (segments_FS * arrays.most_entering_FS + arrays.batch_bytes)
             + handed_K * (arrays.handed_FS + arrays.batch_bytes)
+            + left_K * arrays.enter_S[:-1, None]
+            + right_K * arrays.enter_S[None, :]
+            + batches_K * arrays.batch_bytes
         )
         # Runs up to the loss that are one segment: both ways in one program.
         self._one_KF = (segments_FS[:, -1] == 1) & (self._live_K[:, 0] == 1)
@@ -310,13 +354,14 @@ class _Tables:
 def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers stops"]:
     """Bytes of neither remat nor what waits; the terms of ``costs.memory``."""
     item = arrays.item_bytes
-    segment_FS = arrays.held_FS
-    if load.per_segment is not None:
-        most_FS = arrays.most_held_FS * load.per_segment
-        segment_FS = np.minimum(segment_FS, most_FS)
+    most = load.per_segment or len(arrays.params_L)
+    waiting = min(most, arrays.waiting_layers)
+    segment_FS = np.minimum(arrays.held_FS, arrays.most_held_FS * waiting)
+    early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
     depth_FS = BORDERS_IN_FLIGHT * (
         arrays.edges_FS + arrays.batch_bytes
-    ) + arrays.temp_factor * (segment_FS + arrays.working_FS)
+    ) + arrays.temp_factor * (segment_FS + early_FS + arrays.working_FS)
+    depth_FS += arrays.scratch_bytes
     # A bucket's boxes at home, of which no device has more than its whole gradient.
     limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
     bucket_FS = np.maximum(arrays.largest_FS, np.minimum(arrays.params_FS, limit))

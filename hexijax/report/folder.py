@@ -1,6 +1,7 @@
 """The folder of one run: ``runs/<name>-<number>/``.
 
 plan.txt, plan.json    what was run
+temps.json             what its programs took when compiled, for later plans' promises
 metrics.jsonl          a line a step
 report.json            the whole in figures
 checkpoints/<step>/    only if asked for
@@ -13,7 +14,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
+
+TEMPS = "temps.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +82,11 @@ class RunFolder:
         return self.path / "plan.json"
 
     @property
+    def temps(self) -> Path:
+        """What the plan's compiled programs have alive within."""
+        return self.path / TEMPS
+
+    @property
     def metrics(self) -> Path:
         """A line a step."""
         return self.path / "metrics.jsonl"
@@ -115,6 +124,20 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Writes ``data`` as JSON, whole or not at all."""
     write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+
+def temps_beside(plan: Path) -> Temps:
+    """What the programs of a plan's run took; nothing, where it never ran."""
+    file = plan.with_name(TEMPS)
+    if not file.is_file():
+        return Temps()
+    try:
+        return Temps.from_json(json.loads(file.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"{file} is not what a run writes beside its plan ({error}). Delete it: "
+            "promises then follow from the model again."
+        ) from error
 
 
 def _runs(out: Path, name: str) -> list[Path]:

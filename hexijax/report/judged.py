@@ -184,6 +184,7 @@ def judge(name: str, plan: Plan, problem: Problem, *, search_s: float = 0.0) -> 
         problem.cluster,
         moments=training.moments,
         whole_leaves=training.whole_leaves,
+        temps=problem.temps,
     )
     promised = {device: parts.total_bytes for device, parts in memory.items()}
     prediction = Prediction(step_s=timeline.step_s, memory_bytes=promised)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
+from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Chain
 from hexijax.plan.training import PLAIN, Training
 from hexijax.planner import Objective, PlanOptions
@@ -33,6 +34,9 @@ class Problem:
 
     training: Training = PLAIN
     """What else the step costs."""
+
+    temps: Temps = dataclasses.field(default_factory=Temps, hash=False)
+    """What segments of the model were seen to take when they were compiled."""
 
     objective: Objective = Objective.STEP
     """What plans are chosen by."""
@@ -87,6 +91,7 @@ class Problem:
             max_microbatch_size=self.training.max_microbatch_size,
             moments=self.training.moments,
             whole_leaves=self.training.whole_leaves,
+            temps=self.temps,
             seconds=seconds,
         )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
+from hexijax.costs.temp import Temps
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS
@@ -39,6 +40,7 @@ from hexijax.runtime import devices as machine
 from hexijax.runtime import state as stored
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
+from hexijax.runtime.compiled import compiled_temps
 from hexijax.runtime.executor import Executor, Parts
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
@@ -273,6 +275,10 @@ class Engine:
         return jax.device_put(
             dict(self._traced(place).consts), self.layout.replicated(place)
         )
+
+    def temps(self) -> Temps:
+        """What the compiled segments have alive within, for later promises."""
+        return compiled_temps(self.plan, self.chain, self.cluster, self.segments)
 
     # State.
 

@@ -1,0 +1,146 @@
+"""What a search lets fit while it splits layers, beside what the plan then promises."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
+from hexijax.costs.activations import Waiting, handed_microbatches, live_microbatches
+from hexijax.costs.compute import MeshShape
+from hexijax.costs.memory import plan_memory
+from hexijax.layers.chain import Chain, Remat
+from hexijax.layers.known import gpt, llama
+from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.planner.spans import Held, LayerArrays, Load, span_tables
+from tests.plan.examples import make_chain, make_cluster
+
+LINK = LinkProfile(latency_s=1e-5, bytes_per_s=1e11)
+CHAINS = {
+    "cpu": make_chain(6, width=256, rows=256),
+    "llama": llama(depth=6, width=1024, num_heads=8, length=2048, ff_width=2752),
+    "gpt": gpt(depth=6, width=1024, num_heads=16, length=1024, tied=False),
+}
+
+
+def cluster_of(kind: str) -> Cluster:
+    if kind == "cpu":
+        return make_cluster([[("fast", 4)]])
+    node = Node(
+        name="n0",
+        devices=(DeviceGroup(kind=kind, count=4),),
+        host_memory_bytes=2**38,
+        host_cores=8,
+    )
+    return Cluster(
+        name=kind, nodes=(node,), links=Links(in_node=LINK, between_nodes=LINK)
+    )
+
+
+CLUSTERS = {kind: cluster_of(kind) for kind in ("cpu", "h100-80g-sxm", "v100-16g-sxm")}
+
+
+def pipeline(
+    chain: Chain, edges: list[int], microbatches: int, size: int, dtype: str
+) -> Replica:
+    stages = tuple(
+        Stage(devices=(f"n0/{k}",), layers=span, dtype=dtype)
+        for k, span in enumerate(itertools.pairwise([0, *edges, len(chain.layers)]))
+    )
+    return Replica(
+        stages=stages,
+        microbatches=microbatches,
+        microbatch_size=size,
+        samples=microbatches * size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [
+        ("cpu", "cpu", "float32"),
+        ("llama", "h100-80g-sxm", "bfloat16"),
+        ("gpt", "h100-80g-sxm", "bfloat16"),
+        ("gpt", "v100-16g-sxm", "float16"),
+    ],
+)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_what_the_search_lets_fit_is_promised_to_fit(
+    name: str, kind: str, dtype: str, data: st.DataObject
+):
+    chain, cluster = CHAINS[name], CLUSTERS[kind]
+    cuts = st.lists(
+        st.integers(1, len(chain.layers) - 1), min_size=1, max_size=3, unique=True
+    )
+    replica = pipeline(
+        chain,
+        sorted(data.draw(cuts)),
+        data.draw(st.integers(1, 8)),
+        data.draw(st.integers(1, 4)),
+        dtype,
+    )
+    schedule = data.draw(
+        st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE])
+    )
+    live = live_microbatches(schedule, replica)
+    handed = handed_microbatches(schedule, replica)
+    profile = cluster.device("n0/0").profile
+    mesh = MeshShape(profile=profile, dtype=dtype, usable_memory_bytes=2**40)
+    remat = (Remat.NONE, Remat.DOTS, Remat.FULL)
+    arrays = LayerArrays(chain, mesh, replica.microbatch_size, remat)
+
+    def chosen(budget_bytes: int) -> list[tuple[Remat, ...] | None]:
+        """Remat of each stage where it fits."""
+        load = Load(
+            samples=replica.microbatch_size,
+            state_devices=1,
+            members=1,
+            moments=2,
+            per_segment=None,
+            remat=remat,
+            budget_bytes=budget_bytes,
+        )
+        held = [
+            Held(live=live[s], handed=handed[s], waiting=Waiting.of(live, s))
+            for s in range(len(live))
+        ]
+        return [
+            table.remat(*stage.layers) if table.seconds(*stage.layers) < 1e9 else None
+            for table, stage in zip(
+                span_tables(arrays, load, held), replica.stages, strict=True
+            )
+        ]
+
+    def promised(policies: list[tuple[Remat, ...]]) -> dict[str, int]:
+        stages = tuple(
+            Stage(devices=stage.devices, layers=stage.layers, dtype=dtype, remat=policy)
+            for stage, policy in zip(replica.stages, policies, strict=True)
+        )
+        plan = Plan(
+            replicas=(
+                Replica(
+                    stages=stages,
+                    microbatches=replica.microbatches,
+                    microbatch_size=replica.microbatch_size,
+                    samples=replica.samples,
+                ),
+            ),
+            batch_size=replica.samples,
+            schedule=schedule,
+        )
+        found = plan_memory(plan, chain, cluster)
+        return {device: parts.total_bytes for device, parts in found.items()}
+
+    plain = [(Remat.NONE,) * (s.layers[1] - s.layers[0]) for s in replica.stages]
+    most = promised(plain)
+    budget = int(data.draw(st.floats(0.5, 1.5)) * max(most.values()))
+    fits = chosen(budget)
+    found = promised([a or b for a, b in zip(fits, plain, strict=True)])
+    for stage, policy in zip(replica.stages, fits, strict=True):
+        if policy:
+            assert found[stage.devices[0]] <= budget, (stage, policy)
+    # And it refuses nothing that has a quarter to spare.
+    roomy = chosen(int(1.25 * max(most.values())) + 2**26)
+    assert roomy == plain
