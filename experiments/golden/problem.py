@@ -42,10 +42,9 @@ class Problem:
 
 
 def found(problem: Problem) -> Found | None:
-    """What our search finds; None where nothing fits. Says what it plans."""
-    print(f"  {problem.chain.name} on {problem.cluster.name}", file=sys.stderr)
+    """What our search finds; None where nothing fits. Tells stderr."""
     try:
-        return search(
+        made = search(
             problem.chain,
             problem.cluster,
             batch_size=problem.batch_size,
@@ -53,7 +52,12 @@ def found(problem: Problem) -> Found | None:
             options=problem.options,
         )
     except InfeasiblePlanError:
-        return None
+        made = None
+    seconds = step_s(made.plan) if made else None
+    said = "does not fit" if seconds is None else f"{seconds:.3f} s"
+    name = f"{problem.chain.name} on {problem.cluster.name}"
+    print(f"  {name}: {said}", file=sys.stderr, flush=True)
+    return made
 
 
 def ours(problem: Problem) -> Plan | None:
