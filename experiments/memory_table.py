@@ -184,8 +184,8 @@ def make_experiment(
 
 
 @functools.cache
-def make_cluster(card: str | None = None) -> Cluster:
-    """Two cards, or two CPU devices that compute in any dtype."""
+def make_cluster(card: str | None = None, count: int = 2) -> Cluster:
+    """Cards of a kind, or CPU devices that compute in any dtype."""
     cpu = DeviceProfile(
         kind="cpu",
         vendor="cpu",
@@ -197,7 +197,7 @@ def make_cluster(card: str | None = None) -> Cluster:
     link = LinkProfile(latency_s=1e-5, bytes_per_s=1e9)
     node = Node(
         name="n",
-        devices=(DeviceGroup(kind=card or "cpu", count=2),),
+        devices=(DeviceGroup(kind=card or "cpu", count=count),),
         host_memory_bytes=2**34,
         host_cores=2,
     )

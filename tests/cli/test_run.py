@@ -44,6 +44,7 @@ def test_a_run_leaves_its_plan_its_metrics_and_its_report(tmp_path: Path, capsys
         "plan.json",
         "plan.txt",
         "report.json",
+        "temps.json",
     ]
     report = json.loads(report_file.read_text())
     assert report == json.loads((folder / "report.json").read_text())

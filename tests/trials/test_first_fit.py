@@ -10,18 +10,17 @@ import dataclasses
 
 import pytest
 
-from experiments.memory_table import make_cluster, make_experiment
+from experiments.memory_table import Sizes, make_cluster, make_experiment
 from hexijax.cluster import Cluster
-from hexijax.costs.memory import plan_memory, stage_within
-from hexijax.costs.temp import TempKey, Temps
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Chain
 from hexijax.layers.kernels import trace_chain
 from hexijax.plan import Plan
-from hexijax.plan.plan import Schedule, stage_place
+from hexijax.plan.plan import Schedule
 from hexijax.planner import InfeasiblePlanError, PlanOptions
 from hexijax.planner.found import Found
 from hexijax.planner.search import search
-from hexijax.runtime.compiled import program_bytes
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine, abstract_params
 
@@ -31,7 +30,7 @@ LEAST = 2**30 // 100 + 1
 
 
 def with_memory(num_bytes: int, cards: int) -> Cluster:
-    cluster = make_cluster(cards)
+    cluster = make_cluster(count=cards)
     profile = dataclasses.replace(
         cluster.profiles[0], nominal_memory_bytes=num_bytes, usable_memory_bytes=0
     )
@@ -62,35 +61,15 @@ def tightest(chain: Chain, cards: int, steps: int) -> tuple[Found, Cluster]:
 
 def compiled(name: str, plan: Plan, chain: Chain, cluster: Cluster) -> Temps:
     """What XLA says of the plan's backwards."""
-    experiment, _ = make_experiment(name, "float32", 64)
+    experiment, _ = make_experiment(name, Sizes(length=64))
     experiment = dataclasses.replace(experiment, batch_size=BATCH)
     engine = Engine(experiment, plan, chain, cluster, assign(cluster, emulate=True))
-    rows: list[tuple[TempKey, int]] = []
-    for r, replica in enumerate(plan.replicas):
-        for s, stage in enumerate(replica.stages):
-            within = stage_within(plan, chain, cluster, replica, s)
-            for g in range(len(stage.segments)):
-                first, stop = stage.segment_layers(g)
-                joined = within.joined and g == len(stage.segments) - 1
-                key = TempKey.of(
-                    within.profile,
-                    within.layers[first:stop],
-                    stage.remat[first - stage.layers[0] : stop - stage.layers[0]],
-                    dtype=stage.dtype,
-                    tensor=stage.tensor,
-                    samples=replica.microbatch_size // stage.lanes,
-                    joined=joined,
-                )
-                found = program_bytes(engine.segments[stage_place(r, s), g])
-                way = "fused" if joined else "backward"
-                rows.append((key, found[way].temp_bytes))
-    assert rows
-    return Temps().with_rows(rows)
+    return engine.temps()
 
 
 def check(name: str, cards: int, *, most: int, steps: int = 6) -> int:
     """Compiles the best plans of about the tightest cards; returns how many."""
-    experiment, batch = make_experiment(name, "float32", 64)
+    experiment, batch = make_experiment(name, Sizes(length=64))
     chain = trace_chain(
         experiment.loss, abstract_params(experiment), batch, dtype="float32", name=name
     )
