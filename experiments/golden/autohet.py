@@ -95,8 +95,8 @@ def make_table(
                 published=LIMIT,
             ),
             Check(
-                what="least ratio of any, AutoHet-style included, free to leave cards",
-                found=min([*free, *autohet], default=None),
+                what="least ratio of any row, AutoHet-style included",
+                found=min([*every, *free, *autohet], default=None),
                 limit=1.0,
             ),
         ),
