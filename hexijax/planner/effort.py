@@ -36,11 +36,11 @@ class Effort:
         if num_devices <= FEW:
             return cls(scored=20_000, played=24_000, refined=24_000)
         if num_devices <= 16:
-            return cls(scored=300, played=7_000, refined=5_000)
+            return cls(scored=300, played=7_000, refined=8_000)
         if num_devices <= 128:
-            return cls(scored=150, played=8_000, refined=4_000)
+            return cls(scored=150, played=8_000, refined=8_000)
         if num_devices <= 1024:
-            return cls(scored=200, played=24_000, refined=12_000)
+            return cls(scored=200, played=24_000, refined=20_000)
         return cls(scored=40, played=100_000, refined=60_000)
 
 

@@ -38,6 +38,25 @@ def neighbours(
     yield from _additions(layout, cluster, maker)
 
 
+def same_but_names(layout: Layout, cluster: Cluster) -> object:
+    """Equal for layouts that differ in which of equal devices and nodes they name."""
+    numbers: dict[str, int] = {}
+    classes: dict[object, int] = {}
+    replicas: list[list[tuple[int, int, str]]] = []
+    for meshes in layout:
+        nodes = [cluster.node(mesh.node) for mesh in meshes]
+        kinds = [(node.site, node.nic, node.link) for node in nodes]
+        like = [classes.setdefault(kind, len(classes)) for kind in kinds]
+        replicas.append(
+            [(m.shape_id, c, m.node) for m, c in zip(meshes, like, strict=True)]
+        )
+    replicas.sort(key=lambda row: [each[:2] for each in row])
+    return tuple(
+        tuple((s, c, numbers.setdefault(node, len(numbers))) for s, c, node in row)
+        for row in replicas
+    )
+
+
 NUM_WAYS = 11
 """Of ``_inside``."""
 

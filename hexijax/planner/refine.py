@@ -111,7 +111,7 @@ def _border_moved(replica: Replica, k: int, by: int) -> Replica | None:
 
 
 def _microbatches(replica: Replica, options: PlanOptions) -> Iterator[Replica]:
-    """Other sizes: near ones, and those that leave no padding."""
+    """Other sizes: near ones, and those that leave less padding; those first."""
     lanes = [stage.lanes for stage in replica.stages]
     step = max(lanes)
     if any(step % n for n in lanes):
@@ -120,8 +120,17 @@ def _microbatches(replica: Replica, options: PlanOptions) -> Iterator[Replica]:
     wanted = {size - step, size + step, size * 2, size // 2}
     count = replica.microbatches
     wanted |= {-(-samples // n) for n in (count - 1, count, count + 1) if n > 0}
+    # Of other counts near, those that pad less.
+    near = {n: -(-samples // n) for n in range(count - 4, count + 5) if n > 0}
+    padding = count * size - samples
+    wanted |= {each for n, each in near.items() if n * each - samples < padding}
     cap = options.max_microbatch_size
-    for each in sorted({-(-w // step) * step for w in wanted if w > 0}):
+
+    def closeness(each: int) -> tuple[int, int]:
+        return -(-samples // each) * each - samples, abs(each - size)
+
+    sizes = {-(-w // step) * step for w in wanted if w > 0}
+    for each in sorted(sizes, key=closeness):
         if each == size or each - step >= samples:
             continue
         if cap is None or each // min(lanes) <= cap:

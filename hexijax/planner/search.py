@@ -20,16 +20,18 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.checks import check_batch, check_layers
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
 from hexijax.plan.plan import Plan, PlanError, Schedule
-from hexijax.planner.bound import bound_s
+from hexijax.planner.bound import bound_s, sizes_up_to
 from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.exhaustive import every_layout
+from hexijax.planner.families import families
+from hexijax.planner.forms import Forms
 from hexijax.planner.found import Found, Progress
 from hexijax.planner.grouping import layouts
 from hexijax.planner.infeasible import InfeasiblePlanError, explain_infeasible
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker, fitting_degrees
 from hexijax.planner.mixtures import Mixtures
-from hexijax.planner.moves import neighbours
+from hexijax.planner.moves import neighbours, same_but_names
 from hexijax.planner.objective import Objective
 from hexijax.planner.options import Grouping, PlanOptions
 from hexijax.planner.parts import Known, cheapest
@@ -262,17 +264,27 @@ class _Search:
                 use_all=options.use_all_devices,
             )
             return
-        make = functools.partial(
-            Mixtures,
+        forms = functools.partial(
+            Forms,
             self._cluster,
             self._maker,
             self._scorer.fitter,
+            degrees=self._degrees,
+            sizes=sizes_up_to(self._batch_size),
+        )
+        mixtures = functools.partial(
+            Mixtures,
+            fitter=self._scorer.fitter,
             degrees=self._degrees,
             num_layers=len(self._chain.layers),
             batch_size=self._batch_size,
         )
         per_segment = layers_per_segment(2, options.layers_per_segment)
-        yield from make(use_all=options.use_all_devices).layouts(per_segment, bound)
+        every = forms()
+        mixed = mixtures(every, use_all=options.use_all_devices)
+        yield from mixed.layouts(per_segment, bound)
+        if not options.use_all_devices:
+            yield from families(every, self._cost)
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
@@ -286,7 +298,12 @@ class _Search:
             )
             best_s = min((x.step_s for x in self._scored.values()), default=math.inf)
             if alone_s < best_s:
-                yield from make(kind=kind).layouts(per_segment, alone_s)
+                alone = mixtures(forms(kind=kind))
+                yield from alone.layouts(per_segment, alone_s)
+
+    def _cost(self, layout: Layout) -> float:
+        scored = self._scored.get(layout)
+        return scored.cost if scored else math.inf
 
     def _score_all(self, found: Iterable[Layout]) -> None:
         best_s = float("inf")
@@ -332,12 +349,7 @@ class _Search:
                         break
                     if self._options.use_all_devices and not self._uses_all(layout):
                         continue
-                    form = tuple(
-                        sorted(
-                            tuple((mesh.shape_id, mesh.node) for mesh in meshes)
-                            for meshes in layout
-                        )
-                    )
+                    form = same_but_names(layout, self._cluster)
                     if form in walked:
                         continue
                     walked.add(form)
