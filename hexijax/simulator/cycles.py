@@ -3,7 +3,8 @@
     Plan -> a short plan, played -> its cycle -> a step of the whole plan
 
 A pipeline has found its cycle when the last microbatches enter every stage of a replica
-equally far apart, several times in a row. A longer run then is the same as a later
+equally far apart, several times in a row; or each as far from the one some before it,
+where a few come in turns. A longer run then is the same as a later
 start: the short plan is played again with all its stages starting later by what is left
 out. Where there is no cycle, where hosts may hold devices up, and where little is left
 out, the plan is played in full.
@@ -33,6 +34,9 @@ WORTH = 3
 
 ROUNDS = 3
 """Cycles that must be equal."""
+
+PERIODS = (1, 2, 3, 4, 6, 12)
+"""Microbatches, or rounds of the schedule, after which starts may repeat."""
 
 HOST_ROOM = 0.9
 """Hosts that need a larger part of the step may hold devices up."""
@@ -108,9 +112,10 @@ def _apart(replica: Replica, schedule: Schedule) -> int:
 def _length(replica: Replica, apart: int) -> int:
     """Microbatches enough to find a cycle: to fill all stages, and some rounds."""
     sets = len({stage.devices for stage in replica.stages})
-    least = sets + min(sets, 16) + (ROUNDS + 1) * apart
+    longest = PERIODS[-1] if apart == 1 else 1
+    least = sets + min(sets, 16) + (ROUNDS + longest) * apart
     total = replica.microbatches
-    return min(least + (total - least) % apart, total)
+    return min(least + (total - least) % (apart * longest), total)
 
 
 def _work(plan: Plan) -> int:
@@ -141,11 +146,14 @@ def _starts_s(steps: Steps) -> dict[tuple[Place, bool], dict[int, float]]:
 def _cycle_s(
     starts_s: Sequence[Mapping[int, float]], length: int, apart: int
 ) -> float | None:
-    """Between the last rounds of every stage; None: they are not all the same."""
-    rounds = [
-        starts[length - 1 - k * apart] - starts[length - 1 - (k + 1) * apart]
-        for starts in starts_s
-        for k in range(ROUNDS)
-    ]
-    longest_s = max(rounds)
-    return longest_s if longest_s - min(rounds) <= EQUAL * longest_s else None
+    """Of a round, by the last ones of every stage; None: they do not repeat."""
+    for period in PERIODS:
+        count, by = ROUNDS + period, period * apart
+        last = [length - 1 - k * apart for k in range(count)]
+        if last[-1] - by < 0:
+            return None
+        cycles = [starts[m] - starts[m - by] for starts in starts_s for m in last]
+        longest_s = max(cycles)
+        if longest_s - min(cycles) <= EQUAL * longest_s:
+            return longest_s / period
+    return None
