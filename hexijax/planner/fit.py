@@ -74,8 +74,8 @@ class Setting:
     batch_size: int
     """Of the whole step."""
 
-    state_devices: int
-    """Devices over which each parameter's state is spread."""
+    elsewhere: float
+    """Devices over which each parameter's state is spread, beside a stage's own."""
 
     members: int
     """Stages over which each gradient is summed, one a replica."""
@@ -273,7 +273,7 @@ class Fitter:
         arrays = self._arrays[mesh.shape_id, samples]
         load = Load(
             samples=samples,
-            state_devices=setting.state_devices,
+            state_devices=shape.num_devices + setting.elsewhere,
             members=setting.members,
             moments=self._options.moments,
             per_segment=setting.per_segment,

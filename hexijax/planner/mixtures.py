@@ -78,7 +78,7 @@ class Mixtures:
             fewest = max(1, most // SCALE)
             setting = Setting(
                 batch_size=self._batch_size,
-                state_devices=fewest,
+                elsewhere=fewest - 1,
                 members=fewest,
                 per_segment=per_segment,
             )

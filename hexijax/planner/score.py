@@ -121,10 +121,10 @@ class Scorer:
         budget_share: float,
         most_samples: int | None,
     ) -> Scored | None:
-        state_devices = sum(min(m.shape.num_devices for m in x) for x in layout)
+        per_stage = sum(sum(m.shape.num_devices for m in x) / len(x) for x in layout)
         setting = Setting(
             batch_size=self._batch_size,
-            state_devices=_below(state_devices),
+            elsewhere=_below(per_stage * (len(layout) - 1) / len(layout)),
             members=_above(len(layout)),
             per_segment=per_segment,
             budget_share=budget_share,
@@ -362,9 +362,12 @@ def num_segments(span: Span, per_segment: int | None) -> int:
     return -(-length // (per_segment or length))
 
 
-def _below(count: int) -> int:
-    """A power of two: settings are few, and memory is never promised too little."""
-    return 1 << (count.bit_length() - 1)
+def _below(count: float) -> float:
+    """Four to a doubling: settings are few, and state is hardly promised too little."""
+    if count < 1:
+        return 0.0
+    step = 2.0 ** (math.floor(math.log2(count)) - 2)
+    return count // step * step
 
 
 def _above(count: int) -> int:

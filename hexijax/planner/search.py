@@ -42,9 +42,9 @@ from hexijax.planner.segments import layers_per_segment
 STARTS = 4
 """Layouts from which local search walks."""
 
-BUDGET_SHARES = (1.0, 0.93, 0.85)
-"""Of usable memory, tried in turn: a finished plan counts rows and small leaves
-exactly, which the layer-by-layer bound inside the search does not."""
+BUDGET_SHARES = (1.15, 1.0, 0.93, 0.85)
+"""Of usable memory, tried in turn: a finished plan is counted exactly, which the
+layer-by-layer estimate inside the search is not."""
 
 PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
@@ -459,8 +459,8 @@ class _Search:
     def _fitting(self, scored: Scored, scorer: Scorer | None = None) -> Plan | None:
         """The layout's plan, made to fit exactly."""
         scorer = scorer or self._scorer
-        shares = dict.fromkeys((scored.setting.budget_share, *BUDGET_SHARES))
-        for share in shares:
+        largest = max(scored.setting.budget_share, *BUDGET_SHARES)
+        for share in dict.fromkeys((largest, *BUDGET_SHARES)):
             again = scored
             if share != scored.setting.budget_share:
                 found = scorer.score(scored.layout, share)

@@ -47,7 +47,7 @@ class Load:
     samples: int
     """Of a microbatch, on one lane."""
 
-    state_devices: int
+    state_devices: float
     """Devices over which each parameter's state is spread."""
 
     members: int
