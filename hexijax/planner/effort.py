@@ -6,12 +6,16 @@ number of devices -> Effort ; Plan -> about how many instructions it costs to pl
 import dataclasses
 
 from hexijax.plan.plan import Plan
+from hexijax.simulator.cycles import WORTH
 
 FEW = 4
 """Devices of which every layout is scored."""
 
 FIXED_INSTRUCTIONS = 80
 """What simulating a plan costs before its first instruction."""
+
+CYCLE = 20
+"""Microbatches, beside those that fill the stages, until what repeats is seen."""
 
 STAGE_INSTRUCTIONS = 25
 """What each stage's memory and sums cost, equal replicas or not."""
@@ -38,7 +42,7 @@ class Effort:
         if num_devices <= 16:
             return cls(scored=300, played=7_000, refined=8_000)
         if num_devices <= 128:
-            return cls(scored=150, played=8_000, refined=8_000)
+            return cls(scored=300, played=8_000, refined=8_000)
         if num_devices <= 1024:
             return cls(scored=200, played=24_000, refined=20_000)
         return cls(scored=40, played=100_000, refined=60_000)
@@ -54,7 +58,10 @@ def num_instructions(plan: Plan) -> int:
     played += STAGE_INSTRUCTIONS * sum(len(r.stages) for r in plan.replicas)
     for replica in forms.values():
         stages = replica.stages
-        microbatches = min(replica.microbatches, 8 * len(stages) + 8)
+        cycle = len(stages) + min(len(stages), 16) + CYCLE
+        microbatches = replica.microbatches
+        if microbatches > WORTH * cycle:
+            microbatches = cycle
         calls = sum(len(stage.segments) for stage in stages)
         played += microbatches * (2 * calls + 4 * len(stages))
     return played

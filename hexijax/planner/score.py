@@ -121,17 +121,21 @@ class Scorer:
         budget_share: float,
         most_samples: int | None,
     ) -> Scored | None:
-        per_stage = sum(sum(m.shape.num_devices for m in x) / len(x) for x in layout)
+        widths = [sum(m.shape.num_devices for m in x) / len(x) for x in layout]
         setting = Setting(
             batch_size=self._batch_size,
-            elsewhere=_below(per_stage * (len(layout) - 1) / len(layout)),
+            elsewhere=0.0,
             members=_above(len(layout)),
             per_segment=per_segment,
             budget_share=budget_share,
         )
+        settings = {
+            width: dataclasses.replace(setting, elsewhere=_below(sum(widths) - width))
+            for width in set(widths)
+        }
         fits: list[tuple[Fitted, ...]] = []
-        for meshes, split in zip(layout, splits, strict=True):
-            found = self.fitter.fits(meshes, setting, split)
+        for meshes, split, width in zip(layout, splits, widths, strict=True):
+            found = self.fitter.fits(meshes, settings[width], split)
             if most_samples is not None:
                 found = tuple(f for f in found if f.option.size <= most_samples)
             if not found:

@@ -11,6 +11,7 @@ microbatch counts. Effort is counted, never timed: equal input, equal plan, unle
 import collections
 import dataclasses
 import functools
+import heapq
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -374,15 +375,24 @@ class _Search:
             for scored in order:
                 forms.setdefault(self._scorer.form(scored), scored)
             order = _diverse(forms.values())
-        for scored in order:
+        queue = [(scored.cost, i) for i, scored in enumerate(order)]
+        fitting: dict[int, Plan] = {}
+        while queue:
+            cost, i = heapq.heappop(queue)
             spent = left <= 0 and len(self._finished) >= LEAST
-            enough = spent or scored.cost > order[0].cost * PLAYED_WITHIN
+            enough = spent or cost > order[0].cost * PLAYED_WITHIN
             if self._finished and (enough or first_only):
                 break
-            plan = self._fitting(scored)
-            if plan:
-                left -= num_instructions(plan)
-                self._finish(plan)
+            if i not in fitting:
+                found = self._fitted(order[i])
+                if found is None:
+                    continue
+                scored, fitting[i] = found
+                if scored.cost > cost * (1 + SAME_FAMILY):  # others come first now
+                    heapq.heappush(queue, (scored.cost, i))
+                    continue
+            left -= num_instructions(fitting[i])
+            self._finish(fitting[i])
             if not first_only:
                 self._check_time()
 
@@ -458,6 +468,13 @@ class _Search:
 
     def _fitting(self, scored: Scored, scorer: Scorer | None = None) -> Plan | None:
         """The layout's plan, made to fit exactly."""
+        found = self._fitted(scored, scorer)
+        return found and found[1]
+
+    def _fitted(
+        self, scored: Scored, scorer: Scorer | None = None
+    ) -> tuple[Scored, Plan] | None:
+        """The layout made to fit exactly, and its plan."""
         scorer = scorer or self._scorer
         largest = max(scored.setting.budget_share, *BUDGET_SHARES)
         for share in dict.fromkeys((largest, *BUDGET_SHARES)):
@@ -480,7 +497,7 @@ class _Search:
                 self._reasons.append(str(error))
                 return None
             if self._judge.fits(self._judge.memory_bytes(plan)):
-                return plan
+                return again, plan
         return None
 
     def _finish(self, plan: Plan) -> float | None:
