@@ -1,6 +1,6 @@
 """What a baseline is, and what all of them share: drafts in, the best plan out.
 
-drafts of each pool -> sketches -> the judge -> Plan, or None where nothing fits
+drafts of each pool -> bounds -> sketches -> the judge -> Plan, or None: nothing fits
 """
 
 import itertools
@@ -14,6 +14,7 @@ from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, Yard
 from hexijax.planner.baselines.draft import Draft, joined
 from hexijax.planner.baselines.finals import Finals
+from hexijax.planner.baselines.frontier import Frontier
 from hexijax.planner.baselines.ground import ground
 from hexijax.planner.options import PlanOptions
 
@@ -25,10 +26,16 @@ MOST_SINGLES = 64
 """Replicas up to which lanes are also tried as replicas of their own."""
 
 TOGETHER = 200
-"""Drafts that are brought in order before they are looked at."""
+"""Drafts whose bounds are compared before any of them is settled."""
 
-PATIENCE = 40
-"""Of these, how many in a row may be no better before the rest is left."""
+MOST_DRAFTS = 2_000
+"""Of one pool."""
+
+FIRST_EFFORT = 200
+"""Stages settled of each such lot, so that later drafts know what they must beat."""
+
+EFFORT = 1_500
+"""Stages settled of a pool when all its drafts are known."""
 
 
 class Baseline(Protocol):
@@ -74,26 +81,18 @@ def from_drafts(drafter: Drafter, pools: Pools = all_pools) -> Baseline:
             chain, cluster, batch_size=batch_size, dtype=dtype, options=options
         )
         composer = Composer(common)
+        frontier = Frontier(composer.sketcher)
         finals = Finals(composer, common.judge)
         for pool in pools(common.yard, options):
             if bound_s(composer, pool) * BOUND_SLACK < composer.best_s:
-                _try(finals, composer, drafter(composer, pool))
+                drafts = itertools.islice(drafter(composer, pool), MOST_DRAFTS)
+                while some := list(itertools.islice(drafts, TOGETHER)):
+                    frontier.add(some)
+                    finals.add(frontier.settle(FIRST_EFFORT))
+                finals.add(frontier.settle(EFFORT))
         return finals.plan()
 
     return baseline
-
-
-def _try(finals: Finals, composer: Composer, drafts: Iterable[Draft]) -> None:
-    """Of every few drafts the best by their bounds first, until many bring nothing."""
-    left = iter(drafts)
-    while some := list(itertools.islice(left, TOGETHER)):
-        fruitless = 0
-        for draft in sorted(some, key=composer.bound_s):
-            best_s = composer.best_s
-            finals.add(composer.sketches(draft))
-            fruitless = 0 if composer.best_s < best_s else fruitless + 1
-            if fruitless == PATIENCE:
-                break
 
 
 def bound_s(composer: Composer, pool: Sequence[Block]) -> float:

@@ -1,9 +1,8 @@
 """What a baseline's drafter asks, and what writes its sketches down.
 
-Draft -> Composer.sketches -> Sketch -> Composer.plan -> Plan
+Sketch -> Composer.plan -> Plan
 """
 
-import math
 from collections.abc import Iterator
 
 from hexijax.plan.plan import Plan, Replica, Stage, StateShare
@@ -24,27 +23,22 @@ class Composer:
         self.ground = ground
         self.chain, self.yard = ground.chain, ground.yard
         self.batch_size, self.options = ground.batch_size, ground.options
-        self._sketcher = Sketcher(ground)
+        self.sketcher = Sketcher(ground)
 
     @property
     def best_s(self) -> float:
         """Of all sketches taken so far, in rough seconds."""
-        return self._sketcher.best_s
+        return self.sketcher.best_s
 
     def take(self, step_s: float) -> None:
         """Of a sketch that was taken."""
-        self._sketcher.best_s = min(self._sketcher.best_s, step_s)
-
-    def bound_s(self, draft: Draft) -> float:
-        """Rough seconds of a step in which no device ever waits."""
-        if not draft.pipelines:
-            return math.inf
-        classes = self.ground.ways.classes(draft.pipelines)
-        return self.ground.bounds.draft_s(draft.rules, classes)
+        self.sketcher.best_s = min(self.sketcher.best_s, step_s)
 
     def sketches(self, draft: Draft) -> Iterator[Sketch]:
-        """Those of a draft that fit and are worth looking at."""
-        return self._sketcher.sketches(draft)
+        """All of a draft that fit, whatever their bounds."""
+        if self.sketcher.key(draft) is not None:
+            for _, size in self.sketcher.sizes(draft):
+                yield from self.sketcher.settled(draft, size)
 
     def sample_s(self, mesh: Mesh) -> float:
         """Least seconds of a sample through all layers on a mesh's single lane."""

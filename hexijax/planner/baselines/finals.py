@@ -31,8 +31,7 @@ MOST_STAGES = 1000
 """Of all plans together that are estimated; more plans where plans are small."""
 
 MOST_PLAYED = 32_000
-"""Instructions that are simulated, roughly, over all finalists. Where not even the
-first may be, its estimate stands."""
+"""Instructions that are simulated, roughly, over all finalists; the first always is."""
 
 FINALISTS = 4
 """Plans that are simulated, at most."""
@@ -67,12 +66,12 @@ class Finals:
         plans = self._estimated()
         played: list[Plan] = []
         left = MOST_PLAYED
-        for plan in _unlike(plans)[:FINALISTS]:
-            left -= num_instructions(plan)
-            if left < 0:
-                break
-            played.append(self._played(plan))
-        return min(played or plans[:1], key=_step_s, default=None)
+        for plan in _unlike(plans):
+            cost = num_instructions(plan)
+            if (cost <= left or not played) and len(played) < FINALISTS:
+                left -= cost
+                played.append(self._played(plan))
+        return min(played, key=_step_s, default=None)
 
     def _estimated(self) -> list[Plan]:
         """Plans that fit, the best by the later of estimate and sketch first.

@@ -109,6 +109,21 @@ class Fits:
             self._fits[key] = self._fit(pipeline, size, layers, spans, setting)
         return self._fits[key]
 
+    def has_place(
+        self,
+        pipeline: Pipeline,
+        size: int,
+        layers: Layers,
+        spans: Spans | None,
+        setting: Setting,
+    ) -> bool:
+        """Whether all layers fit somehow: quickly told."""
+        if spans or layers is Layers.EVEN:
+            return self.fit(pipeline, size, layers, spans, setting) is not None
+        return len(pipeline) <= len(self._chain.layers) and self._has_room(
+            pipeline, size * unit(pipeline), setting
+        )
+
     def common_spans(
         self, pipelines: Sequence[Pipeline], size: int, setting: Setting
     ) -> Spans | None:

@@ -8,10 +8,11 @@ so that a baseline alone and the same one after eight others give equal plans.
 
 import dataclasses
 import functools
+import itertools
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
-from hexijax.planner.baselines.bounds import Bounds
+from hexijax.planner.baselines.bounds import Bounds, held_params
 from hexijax.planner.baselines.devices import Block, Pipeline, Yard
 from hexijax.planner.baselines.draft import Rules
 from hexijax.planner.baselines.fits import Fit, Fits, Setting
@@ -38,13 +39,41 @@ class Ground:
         self.chain_hash, self.cluster_hash = chain.fingerprint(), cluster.fingerprint()
         self.yard = Yard(chain, cluster, dtype, options.tensor_degrees)
         self.ways = Ways(self.yard, self.num_params)
-        self.bounds = Bounds(chain, batch_size)
+        self.bounds = Bounds(chain, self.ways, batch_size)
         self.sizes = Sizes(batch_size, options)
         self.fits = Fits(chain, self.ways, batch_size, options)
         self.judge = Judge(chain, cluster, options)
         self.grids: dict[tuple[Block, ...], tuple[tuple[Pipeline, ...], ...]] = {}
         """Even grids on blocks in an order, kept by whoever makes them."""
         self._ends: dict[object, Ends | None] = {}
+        self._room: dict[object, bool] = {}
+
+    def has_room(self, pipeline: Pipeline, members: int, *, stateless: bool) -> bool:
+        """Whether a replica's memory is enough for parameters, gradients and state."""
+        key = (self.ways.key(pipeline), members, stateless)
+        if key not in self._room:
+            held = sum(
+                held_params(
+                    mesh,
+                    members,
+                    moments=None if stateless else self.options.moments,
+                    whole_leaves=self.options.whole_leaves,
+                )
+                for mesh in pipeline
+            )
+            self._room[key] = held >= self.num_params
+        return self._room[key]
+
+    def has_place(
+        self, rules: Rules, classes: Classes, size: int | None, setting: Setting
+    ) -> bool:
+        """Whether all layers have a place in every pipeline: told without a split."""
+        return all(
+            self.fits.has_place(
+                classes[key][0], sizes[0], rules.layers, rules.spans, setting
+            )
+            for key, sizes in self.sizes.own(rules, classes, size).items()
+        )
 
     def by_class(
         self, rules: Rules, classes: Classes, size: int | None, setting: Setting
@@ -64,7 +93,8 @@ class Ground:
                 self.fits.fit(pipeline, one, rules.layers, spans, setting)
                 for one in sizes
             )
-            found[key] = [fit for fit in made if fit]
+            # What is too much for one size is for every larger one.
+            found[key] = [fit for fit in itertools.takewhile(bool, made) if fit]
             if not found[key]:
                 return None
         return found

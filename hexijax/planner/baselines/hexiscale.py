@@ -6,9 +6,10 @@ or each kind on its own. Then, in each pipeline, a tensor degree for every kind,
 in a few orders, and layers by measured times. Microbatches are equal.
 """
 
+import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
 from hexijax.planner.baselines.composer import Composer
@@ -21,8 +22,14 @@ MOST_DEGREES = 64
 RULES = Rules(layers=Layers.TIMES, common=False)
 """Each pipeline's layers on their own, equal microbatches."""
 
+MOST_FORMS = 100
+"""Groupings with their degrees that are laid out, the most promising first."""
+
 Group = tuple[Block, ...]
 """Devices of one pipeline."""
+
+Degrees = Mapping[tuple[str, int], int]
+"""Tensor degree by kind and width of part."""
 
 
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
@@ -30,16 +37,41 @@ def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
     for order in orders(pool):
         for pipelines in grids(composer, order):
             yield _asymmetric(pipelines)
+    forms = [
+        (_bound_s(composer, groups, degrees), n, groups, degrees)
+        for n, (groups, degrees) in enumerate(_forms(composer, pool))
+    ]
+    for _, _, groups, degrees in heapq.nsmallest(MOST_FORMS, forms):
+        for reverse in (False, True):
+            pipelines = [
+                _pipeline(composer, group, degrees, reverse=reverse) for group in groups
+            ]
+            if all(pipelines):
+                for together in with_lanes(composer.yard, pipelines):
+                    yield _asymmetric(together)
+
+
+def _forms(
+    composer: Composer, pool: Sequence[Block]
+) -> Iterator[tuple[list[Group], Degrees]]:
     for groups in _groupings(composer, pool):
         for degrees in _degrees(composer, groups):
-            for reverse in (False, True):
-                pipelines = [
-                    _pipeline(composer, group, degrees, reverse=reverse)
-                    for group in groups
-                ]
-                if all(pipelines):
-                    for together in with_lanes(composer.yard, pipelines):
-                        yield _asymmetric(together)
+            yield groups, degrees
+
+
+def _bound_s(composer: Composer, groups: Sequence[Group], degrees: Degrees) -> float:
+    """Of a step of equal pipelines in which no device ever waits."""
+    rates: list[float] = []
+    for group in groups:
+        cut = [
+            composer.yard.meshes(block, degrees[block.kind, len(block.devices)])
+            for block in group
+        ]
+        rates.append(
+            sum(len(meshes) / composer.sample_s(meshes[0]) for meshes in cut if meshes)
+        )
+    slowest = min(rates)
+    return composer.batch_size / len(groups) / slowest if slowest else math.inf
 
 
 def _asymmetric(pipelines: tuple[Pipeline, ...]) -> Draft:
@@ -115,9 +147,7 @@ def _power(composer: Composer, block: Block) -> float:
     return len(block.devices) / composer.sample_s(mesh)
 
 
-def _degrees(
-    composer: Composer, groups: Sequence[Group]
-) -> Iterator[dict[tuple[str, int], int]]:
+def _degrees(composer: Composer, groups: Sequence[Group]) -> Iterator[Degrees]:
     """A degree for each kind and width of part; one for all where that is too many."""
     forms = list(
         dict.fromkeys(
@@ -142,7 +172,7 @@ def _degrees(
 def _pipeline(
     composer: Composer,
     group: Group,
-    degrees: dict[tuple[str, int], int],
+    degrees: Degrees,
     *,
     reverse: bool,
 ) -> Pipeline:

@@ -146,15 +146,14 @@ class Runs:
         self._recompute_s = {
             policy: Sums([t.added_s(policy) for t in times]) for policy in Remat
         }
-        self._kept = {
-            policy: Sums(
-                [kept_bytes(chain, x, policy, dtype, tensor, samples) for x in layers]
-            )
-            for policy in Remat
-        }
-        self._working = Peaks(
-            [float(working_bytes(chain, x, dtype, tensor, samples)) for x in layers]
-        )
+        unlike = {x.signature: x for x in layers}  # few, and most of their figures too
+        of = dtype, tensor, samples
+        self._kept: dict[Remat, Sums] = {}
+        for policy in Remat:
+            kept = {n: kept_bytes(chain, x, policy, *of) for n, x in unlike.items()}
+            self._kept[policy] = Sums([kept[x.signature] for x in layers])
+        working = {n: float(working_bytes(chain, x, *of)) for n, x in unlike.items()}
+        self._working = Peaks([working[x.signature] for x in layers])
         enter_S = [
             float(enter_bytes(chain, i, dtype, samples)) for i in range(len(layers) + 1)
         ]

@@ -2,14 +2,14 @@
 
 For a pace of the pipeline, every kind needs its smallest tensor degree that keeps it
 within memory; how many replicas that makes of the devices there are is an exact program
-(CP-SAT). All paces, stage counts and microbatch sizes are tried. Microbatches are
-equal, and so is everything else of the replicas.
+(CP-SAT). All paces, stage counts and microbatch sizes are bounded, the most promising
+are solved. Microbatches are equal, and so is everything else of the replicas.
 """
 
-import collections
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortools.sat.python import cp_model
@@ -26,14 +26,17 @@ MOST_STAGES = 8
 LAST_SIZE = 64
 """Largest microbatch of a lane."""
 
+MOST_SOLVED = 64
+"""Programs of one pool."""
+
+EFFORT = 0.01
+"""Deterministic seconds of one such program."""
+
 Kind = tuple[str, int, int]
 """Blocks that differ in their place only."""
 
 Counts = list[dict[tuple[Kind, int], int]]
 """Meshes of every (kind, degree) in each stage."""
-
-Solved = dict[object, tuple[Counts, int]]
-"""Counts and replicas by what they were asked for: paces come to the same degrees."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,30 +48,80 @@ class _Choice:
     tensor: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A pace to keep with microbatches of one size."""
+
+    bound_s: float
+    """With the most replicas there can be."""
+
+    pace_s: float
+    spans: tuple[Span, ...]
+    size: int
+    within: tuple[Mapping[Kind, int], ...]
+    """Degree of each kind in each stage."""
+
+    most: int
+    """Replicas, at most."""
+
+
 def drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
-    """The most replicas at every pace, and the even grids."""
+    """The even grids, and the most replicas at the most promising paces."""
     for order in orders(pool):
         for pipelines in grids(composer, order):
             yield Draft(pipelines=pipelines)
     blocks: dict[Kind, list[Block]] = {}
     for block in by_speed(pool):
         blocks.setdefault(block.twin, []).append(block)
-    num_devices = sum(len(block.devices) for block in pool)
     seen: set[object] = set()
-    solved: Solved = {}
-    for stages in range(1, min(MOST_STAGES, len(composer.chain.layers)) + 1):
-        for spans in near_even(len(composer.chain.layers), stages):
+    solved: dict[object, tuple[Counts, int]] = {}
+    programs = 0
+    best_s: dict[object, float] = {}
+    for asked in sorted(_asked(composer, blocks), key=lambda asked: asked.bound_s):
+        if asked.bound_s > composer.best_s:
+            return
+        # Ends leave borders out, so that only those of one split compare.
+        form = asked.spans, asked.size
+        if asked.bound_s >= best_s.get(form, math.inf):
+            continue
+        key = (asked.most, repr(asked.within))  # paces come to the same degrees
+        if key not in solved:
+            if len(asked.spans) > 1:  # of one stage it is a sum
+                if programs == MOST_SOLVED:
+                    continue
+                programs += 1
+            solved[key] = _solve(blocks, asked.within, asked.most)
+        counts, replicas = solved[key]
+        stages = len(asked.spans)
+        end_s = _end_s(composer, replicas, stages, asked.size, asked.pace_s)
+        if end_s >= best_s.get(form, math.inf):
+            continue
+        best_s[form] = end_s
+        if (asked.spans, key) not in seen:
+            seen.add((asked.spans, key))
+            pipelines = _placed(composer, blocks, counts)
+            for together in with_lanes(composer.yard, pipelines):
+                yield Draft(pipelines=together, rules=Rules(spans=asked.spans))
+
+
+def _asked(
+    composer: Composer, blocks: Mapping[Kind, Sequence[Block]]
+) -> Iterator[_Asked]:
+    """All paces of all stage counts, splits and microbatch sizes that may do."""
+    num_layers = len(composer.chain.layers)
+    num_devices = sum(len(b.devices) for some in blocks.values() for b in some)
+    for stages in range(1, min(MOST_STAGES, num_layers) + 1):
+        members = max(num_devices // stages, 1)
+        for spans in near_even(num_layers, stages):
             size = 1
             while size <= LAST_SIZE and size <= composer.batch_size:
-                members = max(num_devices // stages, 1)
-                for counts in _counts(composer, blocks, spans, size, members, solved):
-                    key = (spans, repr(counts))
-                    if key in seen:
-                        continue
-                    seen.add(key)
-                    pipelines = _placed(composer, blocks, counts)
-                    for together in with_lanes(composer.yard, pipelines):
-                        yield Draft(pipelines=together, rules=Rules(spans=spans))
+                choices = [
+                    _choices(composer, blocks, spans, k, size, members)
+                    for k in range(stages)
+                ]
+                if not all(choices):
+                    break  # nor is there room for larger ones
+                yield from _paces(composer, blocks, spans, size, choices)
                 size *= 2
 
 
@@ -88,40 +141,44 @@ def near_even(num_layers: int, stages: int) -> list[tuple[Span, ...]]:
     return list(found)
 
 
-def _counts(
+def _paces(
     composer: Composer,
     blocks: Mapping[Kind, Sequence[Block]],
     spans: tuple[Span, ...],
     size: int,
-    members: int,
-    solved: Solved,
-) -> Iterator[Counts]:
-    """Meshes of every (kind, degree) in each stage, at the pace that ends first."""
-    choices = [
-        _choices(composer, blocks, spans, k, size, members) for k in range(len(spans))
-    ]
-    if not all(choices):
-        return
-    start_s = max(min(c.seconds for c in some) for some in choices)
-    paces_s = sorted({c.seconds for some in choices for c in some})
-    best_s, best = composer.best_s, None
-    for pace_s in paces_s:
-        if pace_s < start_s:
+    choices: Sequence[Sequence[_Choice]],
+) -> Iterator[_Asked]:
+    """Of the paces that need the same degrees the fastest, while any may do."""
+    stages, least_s = len(spans), composer.best_s
+    within: list[dict[Kind, int]] = [{} for _ in choices]
+    least: dict[Kind, int] = {}
+    ever = sum(len(b.devices) for some in blocks.values() for b in some)
+    by_pace = sorted(
+        (c.seconds, k, c.tensor, c.kind) for k, some in enumerate(choices) for c in some
+    )
+    for pace_s, some in itertools.groupby(by_pace, key=operator.itemgetter(0)):
+        if _end_s(composer, ever // stages, stages, size, pace_s) > least_s:
+            return
+        changed = False
+        for _, k, tensor, kind in some:
+            if tensor < within[k].get(kind, tensor + 1):
+                changed = True
+                within[k][kind] = tensor
+                least[kind] = min(tensor, least.get(kind, tensor))
+        if not changed or not all(within):
             continue
-        within = [_smallest(some, pace_s) for some in choices]
-        most = _most_replicas(blocks, within)
-        if _end_s(composer, most, len(spans), size, pace_s) >= best_s:
-            continue
-        most = min(most, composer.batch_size)
-        key = (most, tuple(tuple(degrees.items()) for degrees in within))
-        if key not in solved:
-            solved[key] = _solve(blocks, within, most)
-        counts, replicas = solved[key]
-        end_s = _end_s(composer, replicas, len(spans), size, pace_s)
-        if end_s < best_s:
-            best_s, best = end_s, counts
-    if best:
-        yield best
+        meshes = sum(_meshes(blocks[kind], tensor) for kind, tensor in least.items())
+        most = min(meshes // stages, composer.batch_size)
+        bound_s = _end_s(composer, most, stages, size, pace_s)
+        if bound_s <= least_s:
+            yield _Asked(
+                bound_s=bound_s,
+                pace_s=pace_s,
+                spans=spans,
+                size=size,
+                within=tuple(map(dict, within)),
+                most=most,
+            )
 
 
 def _choices(
@@ -146,32 +203,9 @@ def _choices(
     return found
 
 
-def _smallest(choices: Sequence[_Choice], pace_s: float) -> dict[Kind, int]:
-    """The smallest degree of each kind that keeps the pace."""
-    found: dict[Kind, int] = {}
-    for choice in choices:
-        if choice.seconds <= pace_s:
-            found[choice.kind] = min(
-                choice.tensor, found.get(choice.kind, choice.tensor)
-            )
-    return found
-
-
-def _room(blocks: Sequence[Block], tensor: int) -> int:
-    """Devices of some blocks that meshes of a degree can use."""
-    return sum(len(block.devices) // tensor * tensor for block in blocks)
-
-
-def _most_replicas(
-    blocks: Mapping[Kind, Sequence[Block]], within: Sequence[Mapping[Kind, int]]
-) -> int:
-    """No more than if each kind worked at its least degree of any stage."""
-    least = collections.Counter[Kind]()
-    for degrees in within:
-        for kind, degree in degrees.items():
-            least[kind] = min(degree, least.get(kind, degree))
-    meshes = sum(_room(blocks[kind], degree) / degree for kind, degree in least.items())
-    return int(meshes / len(within))
+def _meshes(blocks: Sequence[Block], tensor: int) -> int:
+    """Of a degree, from some blocks."""
+    return sum(len(block.devices) // tensor for block in blocks)
 
 
 def _end_s(
@@ -192,7 +226,7 @@ def _solve(
     if len(within) == 1:
         (degrees,) = within
         taken = {
-            (kind, degree): _room(blocks[kind], degree) // degree
+            (kind, degree): _meshes(blocks[kind], degree)
             for kind, degree in degrees.items()
         }
         return [taken], min(sum(taken.values()), most)
@@ -212,14 +246,13 @@ def _solve(
         ]
         if used:
             widest = max(degree for _, degree in used)
-            model.add(
-                sum(count * degree for count, degree in used) <= _room(some, widest)
-            )
+            room = _meshes(some, widest) * widest
+            model.add(sum(count * degree for count, degree in used) <= room)
     model.maximize(replicas)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for good
-    solver.parameters.max_deterministic_time = 0.05
+    solver.parameters.max_deterministic_time = EFFORT
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return [], 0

@@ -11,7 +11,10 @@ OVERLAPPED = 4
 """Layers of a segment where gradients are summed beside the backward."""
 
 MOST_SIZES = 64
-"""Samples of a microbatch up to which every size is tried where any will do."""
+"""Samples of a microbatch up to which more than doubles are tried where any will do."""
+
+FINENESS = 8
+"""Sizes between one and its double."""
 
 
 class Sizes:
@@ -70,7 +73,13 @@ class Sizes:
         doubling = {2**k for k in range(most.bit_length())}
         if not rules.any_size:
             return sorted(doubling)
-        return sorted(doubling | set(range(1, min(most, MOST_SIZES) + 1)))
+        fine = {
+            n
+            for double in doubling
+            for n in range(double, 2 * double, max(double // FINENESS, 1))
+            if n <= min(most, MOST_SIZES)
+        }
+        return sorted(doubling | fine)
 
 
 def _lane_flops_per_s(pipeline: Pipeline) -> float:

@@ -1,20 +1,20 @@
 """Rough plans of a draft: one for each microbatch size and remat policy that fits.
 
-    Draft -> Sketcher.sketches -> (Sketch: rough seconds, ...)
+    Draft -> Sketcher.sizes -> bounds -> settled -> (Sketch: rough seconds, ...)
 
 A sketch's seconds are ideal 1F1B and a sum over the slowest node link: enough to tell
-which plans are worth the judge's time. What its bound already shows to be far behind
-the best so far is never settled.
+which plans are worth the judge's time.
 """
 
+import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import Remat
-from hexijax.planner.baselines.draft import Draft
+from hexijax.planner.baselines.draft import Draft, Layers
 from hexijax.planner.baselines.fits import Setting
 from hexijax.planner.baselines.ground import Ground
 from hexijax.planner.baselines.runs import segment_lengths
@@ -24,11 +24,12 @@ from hexijax.planner.baselines.ways import Classes
 UNEVEN_SHARES = (0.95, 0.8, 0.65, 0.5, 0.35)
 """Of a device's memory, for all but the state: what to try where state is uneven."""
 
-WORTH = 1.1
-"""Of the best rough seconds so far: a draft or size whose bound is beyond is left."""
+MOST_COUNTED = 4
+"""Sizes of a pipeline's own that count as effort."""
 
-WORTH_OF_OWN = 1.02
-"""The same, of the draft's own best: its other sizes are much alike."""
+
+BALANCED_EFFORT = 4
+"""Even stages that are settled as soon as one of a balanced split."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,49 +70,80 @@ class Sketcher:
         self._ground = ground
         self.best_s = math.inf
         """Of all its sketches so far, in rough seconds."""
+        self.spent = 0
+        """Stages of unlike pipelines and sizes that were settled, known or not."""
 
-    def sketches(self, draft: Draft) -> Iterator[Sketch]:
-        """Those worth looking at; whoever takes them lowers ``best_s``."""
-        ground, rules = self._ground, draft.rules
-        members = len(draft.pipelines)
-        if members > ground.batch_size or not members:
-            return
+    def key(self, draft: Draft) -> object | None:
+        """Equal for drafts of equal sketches; None where nothing can come of it."""
+        ground = self._ground
+        if not 0 < len(draft.pipelines) <= ground.batch_size:
+            return None
         classes = ground.ways.classes(draft.pipelines)
-        bound_s = ground.bounds.draft_s(rules, classes)
-        if bound_s > self.best_s * WORTH:
-            return
+        counts = tuple((key, count) for key, (_, count) in classes.items())
         sync_s = ground.ways.sync_s(draft.pipelines)
-        if bound_s + sync_s > self.best_s * WORTH:
-            return
-        own_s, too_large = math.inf, math.inf
-        for bound_s, size in self._by_bound(draft, classes):
-            if bound_s + sync_s > min(self.best_s * WORTH, own_s * WORTH_OF_OWN):
-                return
-            if size is not None and size >= too_large:
-                continue
-            found = False
-            for policies in self._choices(draft):
-                sketch = self._first(draft, classes, size, policies, sync_s)
-                if sketch:
-                    own_s = min(own_s, sketch.step_s)
-                    found = True
-                    yield sketch
-            if not found and size is not None:
-                too_large = size
+        return counts, draft.rules, sync_s, ground.ways.crowd(draft.pipelines)
 
-    def _by_bound(
-        self, draft: Draft, classes: Classes
-    ) -> list[tuple[float, int | None]]:
-        """Microbatch sizes, the most promising first."""
-        sizes, rules = self._ground.sizes, draft.rules
-        found: list[tuple[float, int | None]] = []
-        for size in sizes.shared(rules, classes):
-            bound_s = 0.0
-            if size is not None:
-                own = sizes.own(rules, classes, size)
-                bound_s = self._ground.bounds.size_s(rules, classes, own)
-            found.append((bound_s, size))
-        return sorted(found, key=lambda pair: pair[0])
+    def sizes(self, draft: Draft) -> list[tuple[float, int | None]]:
+        """Microbatch sizes and the least rough seconds of a step with them.
+
+        Ascending; none where some replica cannot hold the model.
+        """
+        ground, rules = self._ground, draft.rules
+        classes = ground.ways.classes(draft.pipelines)
+        members = len(draft.pipelines)
+        for pipeline, _ in classes.values():
+            if not ground.has_room(pipeline, members, stateless=rules.uneven_state):
+                return []
+        sizes = ground.sizes.shared(rules, classes)
+        sync_s = ground.ways.sync_s(draft.pipelines)
+        if sizes[0] is None:
+            return [(ground.bounds.draft_s(classes) + sync_s, None)]
+        owns = [ground.sizes.own(rules, classes, size) for size in sizes]
+        own = {key: [sizes[key][0] for sizes in owns] for key in classes}
+        bounds_s = ground.bounds.sizes_s(rules, classes, own) + sync_s
+        return list(zip(bounds_s.tolist(), sizes, strict=True))
+
+    def with_room(
+        self, draft: Draft, sizes: Sequence[tuple[float, int | None]]
+    ) -> Sequence[tuple[float, int | None]]:
+        """Of ascending sizes those up to the largest with room: by bisection."""
+        if sizes[0][1] is None:
+            return sizes
+        ground, rules = self._ground, draft.rules
+        classes = ground.ways.classes(draft.pipelines)
+        self.spent += sum(len(pipeline) for pipeline, _ in classes.values())
+        members = len(draft.pipelines)
+        settings = [
+            ground.fits.setting(
+                members, ground.options.remat, most, stateless=rules.uneven_state
+            )
+            for most in ground.sizes.segments(members)
+        ]
+
+        def is_full(pair: tuple[float, int | None]) -> bool:
+            return not any(
+                ground.has_place(rules, classes, pair[1], setting)
+                for setting in settings
+            )
+
+        return sizes[: bisect.bisect_left(sizes, True, key=is_full)]
+
+    def settled(self, draft: Draft, size: int | None) -> Iterator[Sketch]:
+        """The sketch of one size; one of each policy where that is one for all."""
+        ground, rules = self._ground, draft.rules
+        classes = ground.ways.classes(draft.pipelines)
+        sync_s = ground.ways.sync_s(draft.pipelines)
+        own = ground.sizes.own(rules, classes, size)
+        # Of many sizes most are told at once: known, or larger than one with no room.
+        work = sum(
+            len(classes[key][0]) * min(len(own[key]), MOST_COUNTED) for key in classes
+        )
+        if rules.layers is Layers.EVEN:
+            work = -(-work // BALANCED_EFFORT)
+        for policies in self._choices(draft):
+            sketch = self._first(draft, classes, size, policies, sync_s, work)
+            if sketch:
+                yield sketch
 
     def _choices(self, draft: Draft) -> list[tuple[Remat, ...]]:
         policies = self._ground.options.remat
@@ -126,6 +158,7 @@ class Sketcher:
         size: int | None,
         policies: tuple[Remat, ...],
         sync_s: float,
+        work: int,
     ) -> Sketch | None:
         """The first that fits, which is the fastest: the longest segments."""
         ground = self._ground
@@ -140,6 +173,7 @@ class Sketcher:
                 per_segment=per_segment,
                 share=share,
             )
+            self.spent += work
             setting = sketch.setting(ground)
             ends = ground.ends(draft.rules, classes, size, setting)
             if ends is None or (

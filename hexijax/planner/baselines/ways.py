@@ -35,6 +35,7 @@ class Ways:
         self._kinds: dict[object, int] = {}
         self._borders: dict[object, int] = {}
         self._borders_s: dict[tuple[int, int], float] = {}
+        self._many_s: dict[tuple[int, tuple[int, ...]], tuple[float, ...]] = {}
         self.classes = functools.cache(self._classes)
         self._slowest = functools.cache(self._slowest_between)
         self._link = functools.cache(self._link_between)
@@ -68,6 +69,13 @@ class Ways:
                 self._cluster, a.devices, b.devices, num_bytes
             )
         return self._borders_s[key]
+
+    def borders_s(self, a: Mesh, b: Mesh, sizes: tuple[int, ...]) -> tuple[float, ...]:
+        """The same for arrays of many sizes."""
+        key = (self._border(a, b), sizes)
+        if key not in self._many_s:
+            self._many_s[key] = tuple(self.border_s(a, b, n) for n in sizes)
+        return self._many_s[key]
 
     def _border(self, a: Mesh, b: Mesh) -> int:
         """Equal for borders over which everything takes as long."""
