@@ -32,14 +32,19 @@ BORDERS_IN_FLIGHT = 2
 def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     """For each stage, the most microbatches between their forward and their backward.
 
-    1F1B and zero-bubble: stage k of S holds min(S - k, M); GPipe all M.
+    1F1B and zero-bubble: stage k of S holds min(S - k, M), eager 1F1B
+    min(2 (S - k) - 1, M), GPipe all M.
     """
     num_stages, num_microbatches = len(replica.stages), replica.microbatches
     if schedule is Schedule.GPIPE:
         return [num_microbatches] * num_stages
     if schedule is Schedule.INTERLEAVED:
         return _play(replica)
-    return [min(num_stages - k, num_microbatches) for k in range(num_stages)]
+    ahead = 2 if schedule is Schedule.EAGER else 1
+    return [
+        min(ahead * (num_stages - k - 1) + 1, num_microbatches)
+        for k in range(num_stages)
+    ]
 
 
 def handed_microbatches(schedule: Schedule, replica: Replica) -> list[int]:

@@ -33,6 +33,7 @@ class Schedule(enum.StrEnum):
     GPIPE = "gpipe"
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
+    EAGER = "eager-1f1b"
 
 
 class Reductions(enum.StrEnum):

@@ -8,7 +8,7 @@ Replicas of equal shape are fitted once, and so are equal stages of unlike repli
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -42,6 +42,9 @@ from hexijax.planner.spans import (
 SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
 sooner."""
+
+AHEAD: Mapping[Schedule, int | None] = {Schedule.GPIPE: None, Schedule.EAGER: 2}
+"""Microbatches a stage has more in flight than the next; one where it is not said."""
 
 NO_GAIN = 0.01
 """Microbatches stop growing where two doublings made samples cheaper by less."""
@@ -193,7 +196,7 @@ class Fitter:
             stage_s,
             self._borders_s(meshes, spans, size),
             num_sets,
-            bounded=self._schedule is not Schedule.GPIPE,
+            ahead=AHEAD.get(self._schedule, 1),
         )
         return Fitted(
             spans=spans,

@@ -451,20 +451,26 @@ class _Search:
         """The best pipelines under the other schedules."""
         if self._options.schedule is not None:
             return
-        scorer = Scorer(
-            self._chain,
-            self._cluster,
-            self._batch_size,
-            dataclasses.replace(self._options, schedule=Schedule.INTERLEAVED),
-        )
+        scorers = [
+            Scorer(
+                self._chain,
+                self._cluster,
+                self._batch_size,
+                dataclasses.replace(self._options, schedule=schedule),
+            )
+            for schedule in (Schedule.EAGER, Schedule.INTERLEAVED)
+        ]
         best = sorted(self._finished.items(), key=lambda item: item[1])
         for plan in [p for p, _ in best if _pipelines(p)][:RESCHEDULED]:
-            self._check_time()
-            self._finish(dataclasses.replace(plan, schedule=Schedule.ZERO_BUBBLE))
-            scored = scorer.score(self._layout(plan))
-            again = self._fitting(scored, scorer) if scored else None
-            if again:
-                self._finish(again)
+            for schedule in (Schedule.ZERO_BUBBLE, Schedule.EAGER):
+                self._check_time()
+                self._finish(dataclasses.replace(plan, schedule=schedule))
+            for scorer in scorers:
+                self._check_time()
+                scored = scorer.score(self._layout(plan))
+                again = self._fitting(scored, scorer) if scored else None
+                if again:
+                    self._finish(again)
 
     def _fitting(self, scored: Scored, scorer: Scorer | None = None) -> Plan | None:
         """The layout's plan, made to fit exactly."""

@@ -58,7 +58,10 @@ def by_cycles(
     if sizes and plan.schedule is Schedule.GPIPE:  # it holds all microbatches at once
         return None
     apart = [_apart(replica, plan.schedule) for replica in plan.replicas]
-    lengths = [_length(r, n) for r, n in zip(plan.replicas, apart, strict=True)]
+    lengths = [
+        _length(replica, plan.schedule, n)
+        for replica, n in zip(plan.replicas, apart, strict=True)
+    ]
     short = _short(plan, lengths)
     if _work(plan) < WORTH * _work(short):
         return None
@@ -109,11 +112,12 @@ def _apart(replica: Replica, schedule: Schedule) -> int:
     return 1
 
 
-def _length(replica: Replica, apart: int) -> int:
+def _length(replica: Replica, schedule: Schedule, apart: int) -> int:
     """Microbatches enough to find a cycle: to fill all stages, and some rounds."""
     sets = len({stage.devices for stage in replica.stages})
+    fill = 2 * sets - 1 if schedule is Schedule.EAGER else sets
     longest = PERIODS[-1] if apart == 1 else 1
-    least = sets + min(sets, 16) + (ROUNDS + longest) * apart
+    least = fill + min(fill, 16) + (ROUNDS + longest) * apart
     total = replica.microbatches
     return min(least + (total - least) % (apart * longest), total)
 

@@ -137,6 +137,7 @@ def test_live_microbatches_of_the_other_schedules():
     stages = [Stage(devices=(f"n0/{k % 2}",), layers=(k, k + 1)) for k in range(4)]
     replica = make_plan(*stages, microbatches=8).replicas[0]
     assert live_microbatches(Schedule.GPIPE, replica) == [8] * 4
+    assert live_microbatches(Schedule.EAGER, replica) == [7, 5, 3, 1]
     live = live_microbatches(Schedule.INTERLEAVED, replica)
     assert max(live) < 8
     assert live[-1] == 1

@@ -141,9 +141,13 @@ class Case:
 
     @property
     def _schedule(self) -> Schedule:
-        """A single stage splits no backward, whatever the plan calls it."""
-        several = any(len(r.stages) > 1 for r in self.plan.replicas)
-        if self.plan.schedule is Schedule.ZERO_BUBBLE and not several:
+        """What runs, whatever the plan calls it: a single stage splits no backward, and
+        one or two microbatches are never further ahead than in 1F1B."""
+        pipelines = [r for r in self.plan.replicas if len(r.stages) > 1]
+        if self.plan.schedule is Schedule.ZERO_BUBBLE and not pipelines:
+            return Schedule.ONE_F_ONE_B
+        ahead = any(r.microbatches > 2 for r in pipelines)
+        if self.plan.schedule is Schedule.EAGER and not ahead:
             return Schedule.ONE_F_ONE_B
         return self.plan.schedule
 

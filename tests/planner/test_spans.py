@@ -82,7 +82,7 @@ def test_what_the_search_lets_fit_is_promised_to_fit(
         dtype,
     )
     schedule = data.draw(
-        st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE])
+        st.sampled_from([s for s in Schedule if s is not Schedule.INTERLEAVED])
     )
     live = live_microbatches(schedule, replica)
     handed = handed_microbatches(schedule, replica)

@@ -45,6 +45,12 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(),
         False,
     ),
+    "eager": (
+        make_plan((make_stages([1, 1]), 4), schedule=Schedule.EAGER),
+        make_chain(2),
+        StepRules(),
+        False,
+    ),
     "tied_over_two_replicas_clipped": (
         make_plan((make_stages([2, 1]), 2), (make_stages([3], prefix="b"), 1)),
         make_chain(3, tied={"embed": [0, 2]}),

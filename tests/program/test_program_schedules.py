@@ -1,13 +1,16 @@
 """Schedules, by eye and by law."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.plan.plan import Schedule
+from hexijax.planner.pace import pipeline_s
 from hexijax.program.schedules import SCHEDULES, Stream, Turn, Way
+from hexijax.program.schedules.eager import eager
 from hexijax.program.schedules.interleaved import interleaved
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
 from hexijax.program.schedules.zero_bubble import zero_bubble
@@ -89,6 +92,14 @@ def test_1f1b_warms_up_alternates_and_drains():
     ]
 
 
+def test_eager_1f1b_warms_up_with_two_more_microbatches_a_stage():
+    assert rows(eager([0, 1, 2], 6)) == [
+        "F0 F1 F2 F3 F4 B0 F5 B1 B2 B3 B4 B5",
+        "F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5",
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5",
+    ]
+
+
 def test_gpipe_goes_forward_then_back():
     assert rows(SCHEDULES[Schedule.GPIPE]([0, 1], 3)) == ["F0 F1 F2 B0 B1 B2"] * 2
 
@@ -167,6 +178,59 @@ def test_1f1b_holds_few_and_takes_the_ideal_time(
             held.append(held[-1] + (1 if turn.way is Way.FORWARD else -1))
         assert max(held) == min(num_stages - k, num_microbatches)
     assert ticks(streams, num_stages) == 3 * (num_microbatches + num_stages - 1)
+
+
+@given(
+    num_stages=st.integers(1, 7),
+    num_microbatches=st.integers(1, 16),
+    forward_s=st.integers(1, 9),
+    backward_s=st.integers(1, 18),
+    move_s=st.integers(0, 12),
+)
+def test_eager_1f1b_is_never_slower_where_stages_are_alike(
+    num_stages: int, num_microbatches: int, forward_s: int, backward_s: int, move_s: int
+):
+    seconds = [{Way.FORWARD: forward_s, Way.BACKWARD: backward_s}] * num_stages
+    early, plain = (
+        played(schedule(range(num_stages), num_microbatches), seconds, move_s)[0]
+        for schedule in (eager, one_f_one_b)
+    )
+    assert early <= plain
+    if move_s == 0:
+        assert early == plain
+    for k, stream in enumerate(eager(range(num_stages), num_microbatches)):
+        held = [0]
+        for turn in stream:
+            held.append(held[-1] + (1 if turn.way is Way.FORWARD else -1))
+        assert max(held) == min(2 * (num_stages - k) - 1, num_microbatches)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+@pytest.mark.parametrize(("schedule", "ahead"), [(one_f_one_b, 1), (eager, 2)])
+def test_the_pace_is_that_of_a_long_pipeline(
+    schedule: Callable[[Sequence[int], int], tuple[Stream, ...]],
+    ahead: int,
+    data: st.DataObject,
+):
+    num_stages = data.draw(st.integers(1, 4))
+    some = st.integers(1, 9).map(float)
+    seconds = [
+        {Way.FORWARD: data.draw(some), Way.BACKWARD: data.draw(some)}
+        for _ in range(num_stages)
+    ]
+    stage_s = [each[Way.FORWARD] + each[Way.BACKWARD] for each in seconds]
+    # Moves pass each other in these plays, so that none may set the pace.
+    move_s = float(data.draw(st.integers(0, int(max(stage_s)))))
+    cycle = math.lcm(*(ahead * n + 1 for n in range(num_stages)))
+    short_s, long_s = (
+        played(schedule(range(num_stages), count), seconds, move_s)[0]
+        for count in (50, 50 + cycle)
+    )
+    _, pace_s = pipeline_s(
+        stage_s, [move_s] * (num_stages - 1), num_stages, ahead=ahead
+    )
+    assert (long_s - short_s) / cycle == pytest.approx(pace_s)
 
 
 @given(

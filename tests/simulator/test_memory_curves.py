@@ -50,10 +50,11 @@ def unlike(chain: Chain, rng: random.Random) -> Chain:
 
 @settings(max_examples=40)
 @given(st.integers(0, 100_000))
-@example(9)  # cotangents of a GPipe come back while its forwards run
-@example(20)
-@example(47)  # the last of five stages has five batches
+@example(20)  # cotangents of a GPipe come back while its forwards run
 @example(132)
+@example(169)  # the last of four stages has four batches
+@example(172)  # cotangents come back to an eager stage before it needs them
+@example(243)  # an eager stage is ahead of the next by more than that one holds
 def test_no_device_holds_more_than_promised(seed: int):
     plan, chain, rules = random_plan(seed, max_layers=12, max_microbatches=6)
     chain = unlike(chain, random.Random(seed))
@@ -101,6 +102,17 @@ def test_a_stage_of_1f1b_keeps_as_many_as_there_are_stages_from_it_on(
     plan = make_plan((make_stages([1] * stages), microbatches))
     assert [*residuals(plan, chain).values()] == [
         min(stages - k, microbatches) for k in range(stages)
+    ]
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (4, 2), (4, 9), (6, 9)])
+def test_a_stage_of_eager_1f1b_keeps_two_more_than_the_next(
+    stages: int, microbatches: int
+):
+    chain = heavy(make_chain(stages), random.Random(0))
+    plan = make_plan((make_stages([1] * stages), microbatches), schedule=Schedule.EAGER)
+    assert [*residuals(plan, chain).values()] == [
+        min(2 * (stages - k) - 1, microbatches) for k in range(stages)
     ]
 
 

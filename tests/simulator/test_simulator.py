@@ -117,9 +117,12 @@ def played(
 
 @pytest.mark.usefixtures("free_calls")
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (2, 3), (4, 4), (4, 9)])
-def test_equal_stages_take_the_ideal_1f1b_step(stages: int, microbatches: int):
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.EAGER])
+def test_equal_stages_take_the_ideal_1f1b_step(
+    stages: int, microbatches: int, schedule: Schedule
+):
     chain = make_chain(stages)
-    plan = make_plan((make_stages([1] * stages), microbatches))
+    plan = make_plan((make_stages([1] * stages), microbatches), schedule=schedule)
     timeline = played(plan, chain, cluster(("a", 4)))
     assert timeline.step_s == pytest.approx(3 * (microbatches + stages - 1))
     for device in timeline.busy_s:

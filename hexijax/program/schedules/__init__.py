@@ -6,6 +6,7 @@ which stages share devices, number of microbatches -> streams of turns
 from collections.abc import Callable, Mapping, Sequence
 
 from hexijax.plan.plan import Replica, Schedule
+from hexijax.program.schedules.eager import eager
 from hexijax.program.schedules.gpipe import gpipe
 from hexijax.program.schedules.interleaved import interleaved
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
@@ -19,6 +20,7 @@ SCHEDULES: Mapping[Schedule, Callable[[Sequence[int], int], tuple[Stream, ...]]]
     Schedule.GPIPE: gpipe,
     Schedule.INTERLEAVED: interleaved,
     Schedule.ZERO_BUBBLE: zero_bubble,
+    Schedule.EAGER: eager,
 }
 """Each takes the device set of every stage, numbered as they come, and how many
 microbatches there are."""
