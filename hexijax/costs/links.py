@@ -39,7 +39,7 @@ def transfer_s(
     """Seconds to move an array that is spread over ``sources`` to ``targets``.
 
     In a node the pairs of devices move their pieces at once. Between nodes they share
-    the nodes' link, as all ranks share a network card: all bytes cross it, each pair no
+    the nodes' link and network cards: all bytes cross the slowest of them, each pair no
     faster than one pair may. A device that is both moves nothing.
     """
     if set(sources) == set(targets) or not num_bytes:
@@ -48,9 +48,12 @@ def transfer_s(
     target = next((d for d in targets if d != source), targets[0])
     link = cluster.link(source, target)
     flows = min(len(sources), len(targets))
-    if cluster.device(source).node == cluster.device(target).node:
+    ends = [cluster.node(cluster.device(name).node) for name in (source, target)]
+    if ends[0] == ends[1]:
         return link.transfer_s(num_bytes // flows)
-    return shared_s(link, flows, num_bytes)
+    slowest = min(way_bytes_per_s(node, link) for node in ends)
+    cards_s = link.latency_s + num_bytes / slowest
+    return max(shared_s(link, flows, num_bytes), cards_s)
 
 
 def shared_s(link: LinkProfile, flows: int, num_bytes: int) -> float:

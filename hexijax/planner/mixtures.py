@@ -173,13 +173,18 @@ class Mixtures:
         return subsets
 
     def _joined(self, chosen: Sequence[int]) -> Iterator[Form]:
-        """Replicas of several classes, each with its share of the devices."""
+        """Replicas of several classes, each with its share of devices: rounded down,
+        and up, so that unlike replicas can use them all."""
         counts = [self._classes[at].count for at in chosen]
         few = len(chosen) <= MAX_CLASSES_JOINED
         for replicas in scales(min(counts)):
             for tensor, whole in itertools.product(self._degrees, (False, True)):
                 runs = [
-                    self._runs(at, count // replicas, tensor, whole=whole)
+                    [
+                        run
+                        for share in {count // replicas, -(-count // replicas)}
+                        for run in self._runs(at, share, tensor, whole=whole)
+                    ]
                     for at, count in zip(chosen, counts, strict=True)
                 ]
                 for picked in itertools.product(*runs):

@@ -45,6 +45,7 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
             changed = _remat(first, policy)
             if changed != first:
                 yield _with(plan, group, changed)
+    yield from _halved(plan)
     yield from _shares(plan)
     yield from _orders(plan)
 
@@ -151,6 +152,28 @@ def _remat(replica: Replica, policy: Remat) -> Replica:
         for stage in replica.stages
     )
     return dataclasses.replace(replica, stages=stages)
+
+
+def _halved(plan: Plan) -> Iterator[Plan]:
+    """All replicas with half the lanes, and twice as many."""
+    replicas: list[Replica] = []
+    for replica in plan.replicas:
+        size, samples = replica.microbatch_size, replica.samples
+        if size % 2 or samples < 2 or any(stage.lanes % 2 for stage in replica.stages):
+            return
+        for half in (0, 1):
+            stages = []
+            for stage in replica.stages:
+                count = len(stage.devices) // 2
+                own = stage.devices[half * count : (half + 1) * count]
+                stages.append(
+                    dataclasses.replace(stage, devices=own, lanes=stage.lanes // 2)
+                )
+            part = dataclasses.replace(
+                replica, stages=tuple(stages), microbatch_size=size // 2
+            )
+            replicas.append(_with_samples(part, (samples + half) // 2))
+    yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
 
 
 def _shares(plan: Plan) -> Iterator[Plan]:

@@ -259,8 +259,10 @@ class Scorer:
         Ways that carry the same are reckoned once.
         """
         num_replicas = len(layout)
-        node_RL = self._nodes(layout, fitted)
-        near: dict[tuple[int, int], tuple[int, int]] = {}
+        node_RL, devices_RL = self._nodes(layout, fitted)
+        near: dict[tuple[int, int], tuple[int, int, float, float]] = {}
+        dtypes = {mesh.shape.dtype for meshes in layout for mesh in meshes}
+        item = ITEM_BYTES[dtypes.pop()] if len(dtypes) == 1 else STATE_BYTES
         loads: dict[str, list[tuple[object, float]]] = {}
         stages: dict[object, tuple[Mesh, Fitted, int]] = {}
         for meshes, fit in zip(layout, fitted, strict=True):
@@ -270,17 +272,28 @@ class Scorer:
                 at = (sum(span) // 2, node)
                 if at not in near:
                     here_R = node_RL[:, at[0]] == node
-                    near[at] = (int(here_R.sum()), int(here_R.argmin()))
-                num_near, other = near[at]
+                    total, here = devices_RL[:, at[0]], here_R @ devices_RL[:, at[0]]
+                    far_share = 1 - float(here) / float(total.sum())
+                    near[at] = (
+                        int(here_R.sum()),
+                        int(here_R.argmin()),
+                        far_share,
+                        float(total.sum()),
+                    )
+                num_near, other, far_share, num_devices = near[at]
                 key = (id(fit), k, mesh.shape_id)
                 stages.setdefault(key, (mesh, fit, k))
-                sent = fit.params[k] * mesh.shape.tensor / num_replicas
-                sent *= GRAD_BYTES + ITEM_BYTES[mesh.shape.dtype]  # to each of them
+                params = fit.params[k] * mesh.shape.tensor
+                own_share = mesh.shape.num_devices / num_devices
                 travels: list[tuple[str, float]] = []
                 if num_near < num_replicas:
+                    # Out to far homes and in from far members, and back: the longer.
                     rate = self._far_bytes_per_s(mesh, layout[other])
-                    travels.append((mesh.node, sent * (num_replicas - num_near) / rate))
+                    share = max(far_share, own_share * (num_replicas - num_near))
+                    far_s = share * params * (GRAD_BYTES + item) / rate
+                    travels.append((mesh.node, far_s))
                 if num_near > 1:
+                    sent = own_share * params * (GRAD_BYTES + item)
                     near_s = sent * (num_near - 1) / mesh.shape.num_devices
                     near_s /= self._near_bytes_per_s(mesh)
                     travels.append((mesh.devices[0], near_s))
@@ -305,14 +318,17 @@ class Scorer:
 
     def _nodes(
         self, layout: Layout, fitted: Sequence[Fitted]
-    ) -> Int[np.ndarray, "replicas layers"]:
-        """The node in which each replica has each layer, numbered."""
+    ) -> tuple[Int[np.ndarray, "replicas layers"], Int[np.ndarray, "replicas layers"]]:
+        """The node in which each replica has each layer, numbered, and on how many
+        devices."""
         node_RL = np.zeros((len(layout), len(self._chain.layers)), int)
+        devices_RL = np.ones_like(node_RL)
         for r, (meshes, fit) in enumerate(zip(layout, fitted, strict=True)):
             for k, (first, stop) in enumerate(fit.spans):
-                node = meshes[k % len(meshes)].node
-                node_RL[r, first:stop] = self._node_id(node)
-        return node_RL
+                mesh = meshes[k % len(meshes)]
+                node_RL[r, first:stop] = self._node_id(mesh.node)
+                devices_RL[r, first:stop] = mesh.shape.num_devices
+        return node_RL, devices_RL
 
     def _node_id(self, node: str) -> int:
         return self._node_ids.setdefault(node, len(self._node_ids))

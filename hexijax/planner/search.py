@@ -24,7 +24,7 @@ from hexijax.plan.plan import Plan, PlanError, Schedule
 from hexijax.planner.bound import bound_s, sizes_up_to
 from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.exhaustive import every_layout
-from hexijax.planner.families import families
+from hexijax.planner.families import families, spread
 from hexijax.planner.forms import Forms
 from hexijax.planner.found import Found, Progress
 from hexijax.planner.grouping import layouts
@@ -286,6 +286,7 @@ class _Search:
         yield from mixed.layouts(per_segment, bound)
         if not options.use_all_devices:
             yield from families(every, self._cost)
+        yield from spread(every, len(self._chain.layers))
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
