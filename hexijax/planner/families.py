@@ -26,8 +26,14 @@ KEPT = 2
 MOST_TOGETHER = 48
 """Of the layouts of several classes."""
 
+PATIENCE = 2
+"""Numbers of replicas without gain before more are given up."""
+
+MOST_UNLIKE = 2
+"""Kinds whose stages may be of unlike width."""
+
 MOST_ORDERED = 3
-"""Classes whose every order in a pipeline is tried."""
+"""Kinds whose every order in a pipeline is tried."""
 
 Counts = dict[Form, int]
 """Replicas of each form."""
@@ -63,38 +69,77 @@ def families(forms: Forms, cost: Cost) -> Iterator[Layout]:
             yield layout
 
 
-def spread(forms: Forms, most_layers: int) -> Iterator[Layout]:
-    """Every replica on all classes, as even as devices allow."""
-    classes = range(len(forms.classes))
-    orders = [tuple(classes), tuple(reversed(classes))]
-    if len(classes) <= MOST_ORDERED:
-        orders = [*itertools.permutations(classes)]
-    counts = [cls.count for cls in forms.classes]
-    for replicas in scales(min(counts)) if len(counts) > 1 else ():
-        shares = _shares(counts, replicas)
-        for order, lanes in itertools.product(orders, (False, True)):
+def spread(
+    forms: Forms, degrees: Sequence[int], most_layers: int, cost: Cost
+) -> Iterator[Layout]:
+    """Every replica on all kinds, as even as can be; more replicas while it pays.
+
+    Args:
+      forms: of the cluster.
+      degrees: tensor degrees of its stages.
+      most_layers: of the model, which are most stages too.
+      cost: as above.
+    """
+    kinds = forms.kinds
+    if len(kinds) < 2:
+        return
+    orders = [kinds, kinds[::-1]]
+    if len(kinds) <= MOST_ORDERED:
+        orders = [*itertools.permutations(kinds)]
+    ways = [dict.fromkeys(kinds, width) for width in (*degrees, None)]
+    if len(kinds) <= MOST_UNLIKE:
+        widths = itertools.product((*degrees, None), repeat=len(kinds))
+        ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
+    counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
+    best, worse = math.inf, 0
+    for replicas in scales(min(counts)):
+        shares = _shares(forms, replicas)
+        here = math.inf
+        for order, widths in itertools.product(orders, ways):
             made: Counts = {}
             for share in shares:
-                form: Form = ()
-                for at in order:
-                    per_block = forms.classes[at].per_block
-                    width = math.gcd(share[at], per_block) if lanes else 1
-                    slot = Slot(at=at, devices=width, tensor=1)
-                    form += (slot,) * (share[at] // width)
+                form = tuple(
+                    slot
+                    for ats in order
+                    for at in ats
+                    for slot in _run(forms, at, share.get(at, 0), widths[ats])
+                )
                 made[form] = made.get(form, 0) + 1
+            layout = None
             if max(map(len, made)) <= most_layers:
                 layout = forms.place(made)
-                if layout:
-                    yield layout
+            if layout:
+                yield layout
+                here = min(here, cost(layout))
+        worse = worse + 1 if here >= best < math.inf else 0
+        best = min(best, here)
+        if worse >= PATIENCE:
+            return
 
 
-def _shares(counts: Sequence[int], replicas: int) -> list[list[int]]:
+def _run(forms: Forms, at: int, share: int, degree: int | None) -> Form:
+    """Stages of some devices of a class: one of a tensor degree each, or of lanes."""
+    per_block = forms.classes[at].per_block
+    if degree is None:
+        width, tensor = math.gcd(share, per_block), 1
+    else:
+        width = tensor = degree if share % degree == per_block % degree == 0 else 1
+    slot = Slot(at=at, devices=width, tensor=tensor)
+    return (slot,) * (share // width) if share else ()
+
+
+def _shares(forms: Forms, replicas: int) -> list[dict[int, int]]:
     """Devices of each class for each replica; what is over goes to the smallest."""
-    shares = [[count // replicas for count in counts] for _ in range(replicas)]
-    for at, count in enumerate(counts):
-        smallest = sorted(range(replicas), key=lambda r: sum(shares[r]))
-        for r in smallest[: count % replicas]:
-            shares[r][at] += 1
+    shares: list[dict[int, int]] = [{} for _ in range(replicas)]
+    for ats in forms.kinds:
+        devices = [at for at in ats for _ in range(forms.classes[at].count)]
+        smallest = sorted(range(replicas), key=lambda r: sum(shares[r].values()))
+        start = 0
+        for i, r in enumerate(smallest):
+            stop = start + len(devices) // replicas + (i < len(devices) % replicas)
+            for at in devices[start:stop]:
+                shares[r][at] = shares[r].get(at, 0) + 1
+            start = stop
     return shares
 
 

@@ -7,6 +7,7 @@ them; ``place`` says which.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -88,12 +89,22 @@ class Forms:
         kind: str | None = None,
     ) -> None:
         self.classes = device_classes(cluster, kind)
+        self._cluster = cluster
         self._maker = maker
         self._fitter = fitter
         self._degrees = degrees
         self._sizes = sizes
         self._meshes: dict[Form, tuple[Mesh, ...] | None] = {}
         self._ideals: dict[Form, float] = {}
+
+    @functools.cached_property
+    def kinds(self) -> list[tuple[int, ...]]:
+        """Classes of each kind."""
+        found: dict[str, list[int]] = {}
+        for at, cls in enumerate(self.classes):
+            kind = self._cluster.device(cls.blocks[0][0]).kind
+            found.setdefault(kind, []).append(at)
+        return [tuple(ats) for ats in found.values()]
 
     def ideal(self, form: Form) -> float:
         """Samples a second and device, were its stages always busy and all did fit."""

@@ -286,7 +286,7 @@ class _Search:
         yield from mixed.layouts(per_segment, bound)
         if not options.use_all_devices:
             yield from families(every, self._cost)
-        yield from spread(every, len(self._chain.layers))
+        yield from spread(every, self._degrees, len(self._chain.layers), self._cost)
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
