@@ -29,8 +29,8 @@ MOST_TOGETHER = 48
 PATIENCE = 2
 """Numbers of replicas without gain before more are given up."""
 
-MOST_UNLIKE = 2
-"""Kinds whose stages may be of unlike width."""
+MOST_UNLIKE, FEW = 2, 64
+"""Kinds whose stages may be of unlike width, and devices up to which they are tried."""
 
 MOST_ORDERED = 3
 """Kinds whose every order in a pipeline is tried."""
@@ -87,7 +87,7 @@ def spread(
     if len(kinds) <= MOST_ORDERED:
         orders = [*itertools.permutations(kinds)]
     ways = [dict.fromkeys(kinds, width) for width in (*degrees, None)]
-    if len(kinds) <= MOST_UNLIKE:
+    if len(kinds) <= MOST_UNLIKE and sum(c.count for c in forms.classes) <= FEW:
         widths = itertools.product((*degrees, None), repeat=len(kinds))
         ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
     counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
