@@ -20,7 +20,7 @@ from hexijax.costs.activations import (
     live_microbatches,
 )
 from hexijax.costs.compute import layer_times, missing_times
-from hexijax.costs.links import transfer_s
+from hexijax.costs.links import transfer_s, way_bytes_per_s
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.planner.batches import BatchOption
@@ -192,11 +192,13 @@ class Fitter:
     ) -> Fitted:
         stage_s = tuple(t.seconds(*span) for t, span in zip(tables, spans, strict=True))
         num_sets = len({mesh.devices for mesh in meshes})
+        borders_s, way_s = self._borders_s(meshes, spans, size)
         first_s, next_s = pipeline_s(
             stage_s,
-            self._borders_s(meshes, spans, size),
+            borders_s,
             num_sets,
             ahead=AHEAD.get(self._schedule, 1),
+            way_s=way_s,
         )
         return Fitted(
             spans=spans,
@@ -339,16 +341,28 @@ class Fitter:
 
     def _borders_s(
         self, meshes: Sequence[Mesh], spans: Sequence[Span], size: int
-    ) -> list[float]:
-        return [
-            transfer_s(
-                self._cluster,
-                meshes[k].devices,
-                meshes[k + 1].devices,
-                enter_bytes(self._chain, spans[k][1], meshes[k].shape.dtype, size),
-            )
-            for k in range(len(spans) - 1)
-        ]
+    ) -> tuple[list[float], float]:
+        """Of each border its time, and of all what they take of their busiest way.
+
+        A mesh's devices send activations on and cotangents back the same way; a node's
+        meshes share one.
+        """
+        borders_s: list[float] = []
+        ways_s: dict[object, float] = {}
+        for k in range(len(spans) - 1):
+            a, b = meshes[k], meshes[k + 1]
+            num_bytes = enter_bytes(self._chain, spans[k][1], a.shape.dtype, size)
+            own_s = transfer_s(self._cluster, a.devices, b.devices, num_bytes)
+            borders_s.append(own_s)
+            for mesh in (a, b):
+                if a.node == b.node:
+                    way, way_s = mesh.devices, own_s
+                else:
+                    link = self._cluster.link(a.devices[0], b.devices[0])
+                    node = self._cluster.node(mesh.node)
+                    way, way_s = mesh.node, num_bytes / way_bytes_per_s(node, link)
+                ways_s[way] = ways_s.get(way, 0.0) + way_s
+        return borders_s, max(ways_s.values(), default=0.0)
 
     def _link(self, a: Mesh, b: Mesh) -> int:
         """Equal for pairs of meshes whose borders take equally long."""

@@ -2,11 +2,12 @@
 
     seconds of each stage and border -> pipeline_s -> first, and what each further adds
 
-1F1B in its steady state: the slowest stage or border sets the pace, unless messages
-keep a run of stages waiting for each other. A microbatch goes through n stages in a
-row and back, borders included; then the first of them turns to the forward that stands
-after it. Where each has ``ahead`` microbatches more in flight than the next, that is
-``ahead * (n - 1) + 1`` microbatches later: n of them in 1F1B, 2n - 1 in eager 1F1B.
+1F1B in its steady state: the slowest stage, border or way sets the pace, unless
+messages keep a run of stages waiting for each other. A microbatch goes through n stages
+in a row and back, borders included; then the first of them turns to the forward that
+stands after it. Where each has ``ahead`` microbatches more in flight than the next,
+that is ``ahead * (n - 1) + 1`` microbatches later: n of them in 1F1B, 2n - 1 in eager
+1F1B.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ def pipeline_s(
     num_sets: int,
     *,
     ahead: int | None = 1,
+    way_s: float = 0.0,
 ) -> tuple[float, float]:
     """Time of the first microbatch, and what each further one adds.
 
@@ -31,12 +33,13 @@ def pipeline_s(
         shorter by the stages a set holds.
       ahead: microbatches a stage has more in flight than the next; None: as in GPipe,
         stages wait for no backward.
+      way_s: what a microbatch takes of the way that most borders share.
     """
     set_s = [sum(stage_s[k::num_sets]) for k in range(num_sets)]
     rounds = len(stage_s) // num_sets
     slowest_s = max(set_s)
     first_s = slowest_s + (sum(set_s) - slowest_s) / rounds + 2 * sum(border_s)
-    pace_s = max(slowest_s, *border_s, 0.0)
+    pace_s = max(slowest_s, *border_s, way_s)
     if ahead is not None and rounds == 1:
         for k in range(len(stage_s)):
             trip_s = stage_s[k]

@@ -61,15 +61,18 @@ def test_it_is_never_slower_where_stages_are_alike(
 @pytest.mark.parametrize(
     ("schedule", "ahead"), [(Schedule.ONE_F_ONE_B, 1), (Schedule.EAGER, 2)]
 )
-@pytest.mark.parametrize("border_s", [0.0, 0.005, 0.01])
+@pytest.mark.parametrize("border_s", [0.0, 0.005, 0.01, 0.025])
 def test_the_formula_knows_what_borders_cost(
     schedule: Schedule, ahead: int, border_s: float
 ):
-    first_s, next_s = pipeline_s([0.03] * 4, [border_s] * 3, 4, ahead=ahead)
+    # An inner stage sends activations and cotangents over one network card.
+    first_s, next_s = pipeline_s(
+        [0.03] * 4, [border_s] * 3, 4, ahead=ahead, way_s=2 * border_s
+    )
     found_s = step_s(
         schedule, stages=4, microbatches=40, border_bytes=int(border_s * 10e9)
     )
-    assert found_s == pytest.approx(first_s + 39 * next_s, rel=0.02)
+    assert found_s == pytest.approx(first_s + 39 * next_s, rel=0.04)
 
 
 def test_borders_of_a_third_of_a_stage_s_time_cost_a_trip_and_no_more():
