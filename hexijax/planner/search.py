@@ -50,6 +50,10 @@ layer-by-layer estimate inside the search is not."""
 PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
 
+HOPELESS = 1.2
+"""Layouts whose devices alone need so much longer than the best, links and memory left
+out, are not scored."""
+
 REFINED = 4
 """Layouts whose variants are walked over, the best of the played."""
 
@@ -182,6 +186,8 @@ class _Search:
         self._judge = Judge(chain, cluster, options)
         self._effort = Effort.of(len(cluster.devices))
         self._scored: dict[Layout, Scored] = {}
+        self._least = math.inf
+        self._sizes = sizes_up_to(batch_size)
         self._finished: dict[Plan, float] = {}
         self._shortest_s = math.inf
         self._reasons: list[str] = []
@@ -271,7 +277,7 @@ class _Search:
             self._maker,
             self._scorer.fitter,
             degrees=self._degrees,
-            sizes=sizes_up_to(self._batch_size),
+            sizes=self._sizes,
         )
         mixtures = functools.partial(
             Mixtures,
@@ -318,13 +324,23 @@ class _Search:
 
     def _score(self, layout: Layout) -> Scored | None:
         if layout not in self._scored:
+            if self._hopeless(layout):
+                return None
             scored = self._scorer.score(layout)
             if scored is None and len(self._cluster.devices) <= FEW:
                 scored = self._scorer.score(layout, OPTIMISTIC)
             if scored:
                 self._scored[layout] = scored
+                self._least = min(self._least, scored.cost)
             return scored
         return self._scored[layout]
+
+    def _hopeless(self, layout: Layout) -> bool:
+        """Whether a layout's devices are too slow, were they always busy."""
+        if self._options.objective is not Objective.STEP or not layout:
+            return False
+        each_s = self._scorer.fitter.bound_s(layout, self._sizes)
+        return each_s * self._batch_size > self._least * HOPELESS
 
     def _walk(self) -> None:
         """Local search: from each start, to the best neighbour while there is one."""
