@@ -60,6 +60,15 @@ REFINED = 4
 RESCHEDULED = 2
 """Pipelines that are tried under other schedules, the best of the played."""
 
+RESCORED = 128
+"""Layouts that are scored under eager 1F1B too, the best by formula."""
+
+REORDERED = 4
+"""Of those it makes faster, the best that are played."""
+
+WORTH = 0.01
+"""Less is no reason to play another schedule."""
+
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
 
@@ -468,7 +477,7 @@ class _Search:
         """The best pipelines under the other schedules."""
         if self._options.schedule is not None:
             return
-        scorers = [
+        eager, interleaved = (
             Scorer(
                 self._chain,
                 self._cluster,
@@ -476,18 +485,36 @@ class _Search:
                 dataclasses.replace(self._options, schedule=schedule),
             )
             for schedule in (Schedule.EAGER, Schedule.INTERLEAVED)
-        ]
+        )
         best = sorted(self._finished.items(), key=lambda item: item[1])
         for plan in [p for p, _ in best if _pipelines(p)][:RESCHEDULED]:
             for schedule in (Schedule.ZERO_BUBBLE, Schedule.EAGER):
                 self._check_time()
                 self._finish(dataclasses.replace(plan, schedule=schedule))
-            for scorer in scorers:
-                self._check_time()
-                scored = scorer.score(self._layout(plan))
-                again = self._fitting(scored, scorer) if scored else None
-                if again:
-                    self._finish(again)
+            self._check_time()
+            scored = interleaved.score(self._layout(plan))
+            again = self._fitting(scored, interleaved) if scored else None
+            if again:
+                self._finish(again)
+        self._reorder(eager)
+
+    def _reorder(self, eager: Scorer) -> None:
+        """Pipelines that another schedule makes good ones, the best few of them.
+
+        Long ones with slow borders are far behind under 1F1B.
+        """
+        found: dict[object, Scored] = {}
+        order = sorted(self._scored.values(), key=lambda scored: scored.cost)
+        for plain in order[:RESCORED]:
+            self._check_time()
+            early = eager.score(plain.layout) if _long(plain.layout) else None
+            if early and early.cost < plain.cost * (1 - WORTH):
+                found.setdefault(eager.form(early), early)
+        for early in sorted(found.values(), key=lambda x: x.cost)[:REORDERED]:
+            self._check_time()
+            again = self._fitting(early, eager)
+            if again:
+                self._finish(again)
 
     def _fitting(self, scored: Scored, scorer: Scorer | None = None) -> Plan | None:
         """The layout's plan, made to fit exactly."""
@@ -591,6 +618,10 @@ def _diverse(found: Iterable[Scored]) -> list[Scored]:
 def _kinds(meshes: Iterable[Mesh]) -> Iterator[str]:
     for mesh in meshes:
         yield from [mesh.shape.profile.kind] * mesh.shape.num_devices
+
+
+def _long(layout: Layout) -> bool:
+    return any(len(meshes) > 1 for meshes in layout)
 
 
 def _pipelines(plan: Plan) -> bool:

@@ -66,6 +66,27 @@ def test_a_zero_bubble_pipeline_fits_and_is_shorter():
     assert split.prediction.step_s < 0.95 * plain.prediction.step_s
 
 
+def test_slow_borders_hide_under_eager_1f1b():
+    chain = make_chain(9, width=1024, rows=1024)
+    names = [[("fast", 1)]] * 3
+    cluster = make_cluster(names, kinds=TWO_KINDS[:1], gb_per_s=0.05)
+    options = PlanOptions(grouping=Grouping.ONE, use_all_devices=True)
+    found, plain = (
+        make_plan(
+            chain,
+            cluster,
+            batch_size=32,
+            options=dataclasses.replace(options, schedule=schedule),
+        )
+        for schedule in (None, Schedule.ONE_F_ONE_B)
+    )
+    check(found, chain, cluster)
+    assert found.schedule is Schedule.EAGER
+    assert found.prediction is not None
+    assert plain.prediction is not None
+    assert found.prediction.step_s < 0.9 * plain.prediction.step_s
+
+
 @pytest.mark.parametrize(
     ("nodes", "grouping"),
     [
