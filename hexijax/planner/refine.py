@@ -24,6 +24,10 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
                 yield dataclasses.replace(plan, replicas=replicas, prediction=None)
     for group in _equal_replicas(plan):
         first = plan.replicas[group[0]]
+        for policy in options.remat:
+            changed = _remat(first, policy)
+            if changed != first:
+                yield _with(plan, group, changed)
         yield from (
             _with(plan, group, changed) for changed in _microbatches(first, options)
         )
@@ -41,10 +45,6 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
                 cut = _segmented(first, most)
                 if cut != first:
                     yield _with(plan, group, cut)
-        for policy in options.remat:
-            changed = _remat(first, policy)
-            if changed != first:
-                yield _with(plan, group, changed)
     yield from _halved(plan)
     yield from _shares(plan)
     yield from _orders(plan)
