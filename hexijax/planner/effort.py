@@ -34,11 +34,14 @@ class Effort:
     refined: int
     """Instructions of their variants."""
 
+    walked: int = 4
+    """Layouts whose variants are walked over, the best of the played."""
+
     @classmethod
     def of(cls, num_devices: int) -> "Effort":
         """What takes under a second up to 16 devices, and seconds for hundreds."""
         if num_devices <= FEW:
-            return cls(scored=20_000, played=24_000, refined=24_000)
+            return cls(scored=20_000, played=24_000, refined=24_000, walked=16)
         if num_devices <= 16:
             return cls(scored=300, played=7_000, refined=8_000)
         if num_devices <= 128:

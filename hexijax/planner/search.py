@@ -54,9 +54,6 @@ HOPELESS = 1.2
 """Layouts whose devices alone need so much longer than the best, links and memory left
 out, are not scored."""
 
-REFINED = 4
-"""Layouts whose variants are walked over, the best of the played."""
-
 RESCHEDULED = 2
 """Pipelines that are tried under other schedules, the best of the played."""
 
@@ -563,7 +560,9 @@ class _Search:
 
     def _refine(self) -> None:
         """Walks over variants of the best few layouts while they are faster."""
-        best = sorted(self._finished.items(), key=lambda item: item[1])[:REFINED]
+        best = sorted(self._finished.items(), key=lambda item: item[1])[
+            : self._effort.walked
+        ]
         left = self._effort.refined
         tried = {dataclasses.replace(plan, prediction=None) for plan in self._finished}
         for i, (start, cost) in enumerate(best):
