@@ -164,7 +164,6 @@ def test_six_mixes_span_the_links_asked_for():
 FALLS_SHORT = {
     "hexiscale": "symmetric plans that leave the small cards out come closer than 1.6",
     "matched": "moves over 0.7 GB/s stand between the stages of mixed pipelines",
-    "autohet": "on uneven mixes of three kinds AutoHet-style plans are faster",
     "hethub": "0.92 of the sum with 1024 sequences, where the search was cut short",
 }
 
