@@ -7,6 +7,7 @@ memory always decides.
 
 import dataclasses
 import random
+from collections.abc import Sequence
 
 from hexijax.cluster import (
     Cluster,
@@ -115,18 +116,38 @@ def small_chain(rng: random.Random, num_layers: int) -> Chain:
         )
         for i, weight in enumerate(weights)
     )
+    return weighted_chain(
+        "drawn",
+        groups,
+        weights,
+        flops=flops,
+        kept_bytes=kept_bytes,
+        border_bytes=border_bytes,
+    )
+
+
+def weighted_chain(
+    name: str,
+    groups: tuple[Group, ...],
+    weights: Sequence[float],
+    *,
+    flops: float,
+    kept_bytes: int,
+    border_bytes: int,
+) -> Chain:
+    """A layer a group; FLOPs and what is kept go with its weight, borders are alike."""
     layers = tuple(
         Layer(
             name=group.name,
-            signature=f"{weight}",
+            signature=f"weight {weight:.17g}",
             groups=(group.name,),
-            batch=("x",) if i in (0, num_layers - 1) else (),
-            forward_flops=weight * flops,
-            backward_flops=2 * weight * flops,
+            batch=("x",) if i in (0, len(weights) - 1) else (),
+            forward_flops=float(weight * flops),
+            backward_flops=2.0 * weight * flops,
             products=(),
             forward_bytes=float(kept_bytes * weight),
             backward_bytes=2.0 * kept_bytes * weight,
-            border_bytes=border_bytes if i < num_layers - 1 else 0,
+            border_bytes=border_bytes if i < len(weights) - 1 else 0,
             activation_bytes={
                 Remat.NONE: int(kept_bytes * weight),
                 Remat.DOTS: int(kept_bytes * weight / 2),
@@ -137,7 +158,7 @@ def small_chain(rng: random.Random, num_layers: int) -> Chain:
         for i, (group, weight) in enumerate(zip(groups, weights, strict=True))
     )
     return Chain(
-        name="drawn",
+        name=name,
         layers=layers,
         groups=groups,
         batch={"x": Array(shape=(16,), dtype="int32")},

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from hexijax.cluster import Cluster, DeviceProfile
-from hexijax.layers.chain import Array, Chain, Group, Layer, Leaf, Remat
+from hexijax.layers.chain import Chain, Group, Leaf
 from hexijax.plan import Plan
 from tests.plan.examples import make_cluster
+from tests.planner.small_cases import weighted_chain
 
 MIB, GIB = 2**20, 2**30
 
@@ -41,32 +42,13 @@ def chain_of(
         )
         for i in range(len(weights))
     )
-    layers = tuple(
-        Layer(
-            name=group.name,
-            signature=f"weight {weight:g}",
-            groups=(group.name,),
-            batch=("x",) if i in (0, len(weights) - 1) else (),
-            forward_flops=float(weight * flops),
-            backward_flops=2.0 * weight * flops,
-            products=(),
-            forward_bytes=float(kept_bytes * weight),
-            backward_bytes=2.0 * kept_bytes * weight,
-            border_bytes=border_bytes if i < len(weights) - 1 else 0,
-            activation_bytes={
-                Remat.NONE: int(kept_bytes * weight),
-                Remat.DOTS: int(kept_bytes * weight / 2),
-                Remat.FULL: border_bytes,
-            },
-            joined_bytes=int(kept_bytes * weight),
-        )
-        for i, (group, weight) in enumerate(zip(groups, weights, strict=True))
-    )
-    return Chain(
-        name="trial",
-        layers=layers,
-        groups=groups,
-        batch={"x": Array(shape=(16,), dtype="int32")},
+    return weighted_chain(
+        "trial",
+        groups,
+        weights,
+        flops=flops,
+        kept_bytes=kept_bytes,
+        border_bytes=border_bytes,
     )
 
 
