@@ -188,7 +188,7 @@ def test_stage_k_keeps_min_of_s_minus_k_and_m_microbatches(microbatches: int):
 
 def test_so_the_same_card_holds_more_layers_the_later_its_stage():
     """Room for about 20 layers' activations: 5 at depth 4, 6 at depth 3, and so on."""
-    card = kind("card", memory_bytes=int(22.5 * 100 * MIB))
+    card = kind("card", memory_bytes=22 * 100 * MIB)
     cluster = machines(*([[(card, 1)]] * NUM_STAGES))
     chain = chain_of([1] * 26, kept_bytes=100 * MIB)
     options = dataclasses.replace(ONE, remat=(Remat.NONE,), layers_per_segment=1)
