@@ -69,6 +69,9 @@ class Fitted:
     option: BatchOption
     """The microbatch size, and its pace."""
 
+    early: BatchOption
+    """Its pace under eager 1F1B, were there room."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -106,7 +109,8 @@ class Fitter:
         self._cluster = cluster
         self._options = options
         self._schedule = options.schedule or Schedule.ONE_F_ONE_B
-        self._arrays: dict[tuple[int, int], LayerArrays] = {}
+        self.arrays: dict[tuple[int, int], LayerArrays] = {}
+        """By shape of mesh and samples of a lane, whatever the schedule."""
         self._tables: dict[object, dict[Held, SpanTable]] = {}
         self._free_tables: dict[object, SpanTable] = {}
         self._helds: dict[tuple[int, int, int], list[Held]] = {}
@@ -193,12 +197,12 @@ class Fitter:
         stage_s = tuple(t.seconds(*span) for t, span in zip(tables, spans, strict=True))
         num_sets = len({mesh.devices for mesh in meshes})
         borders_s, way_s = self._borders_s(meshes, spans, size)
-        first_s, next_s = pipeline_s(
-            stage_s,
-            borders_s,
-            num_sets,
-            ahead=AHEAD.get(self._schedule, 1),
-            way_s=way_s,
+        option, early = (
+            BatchOption(size=size, first_s=first_s, next_s=next_s)
+            for first_s, next_s in (
+                pipeline_s(stage_s, borders_s, num_sets, ahead=ahead, way_s=way_s)
+                for ahead in (AHEAD.get(self._schedule, 1), AHEAD[Schedule.EAGER])
+            )
         )
         return Fitted(
             spans=spans,
@@ -207,7 +211,8 @@ class Fitter:
             params=tuple(
                 t.params(*span) for t, span in zip(tables, spans, strict=True)
             ),
-            option=BatchOption(size=size, first_s=first_s, next_s=next_s),
+            option=option,
+            early=early,
         )
 
     def bound_s(self, layout: Layout, samples: Sequence[int]) -> float:
@@ -272,10 +277,10 @@ class Fitter:
     ) -> list[SpanTable]:
         """Tables of one mesh's shape, for each of what may wait there."""
         remat, shape = self._options.remat, mesh.shape
-        if (mesh.shape_id, samples) not in self._arrays:
+        if (mesh.shape_id, samples) not in self.arrays:
             arrays = LayerArrays(self._chain, shape, samples, remat)
-            self._arrays[mesh.shape_id, samples] = arrays
-        arrays = self._arrays[mesh.shape_id, samples]
+            self.arrays[mesh.shape_id, samples] = arrays
+        arrays = self.arrays[mesh.shape_id, samples]
         load = Load(
             samples=samples,
             state_devices=shape.num_devices + setting.elsewhere,

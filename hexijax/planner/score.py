@@ -79,6 +79,12 @@ class Scorer:
         self._far: dict[tuple[str, str], float] = {}
         self._near: dict[tuple[str, ...], float] = {}
 
+    def under(self, options: PlanOptions) -> "Scorer":
+        """The same under options that differ in schedule or segments only."""
+        scorer = Scorer(self._chain, self._cluster, self._batch_size, options)
+        scorer.fitter.arrays = self.fitter.arrays
+        return scorer
+
     def score(
         self, layout: Layout, budget_share: float = 1.0, most_samples: int | None = None
     ) -> Scored | None:
@@ -121,7 +127,6 @@ class Scorer:
         budget_share: float,
         most_samples: int | None,
     ) -> Scored | None:
-        widths = [sum(m.shape.num_devices for m in x) / len(x) for x in layout]
         setting = Setting(
             batch_size=self._batch_size,
             elsewhere=0.0,
@@ -129,18 +134,9 @@ class Scorer:
             per_segment=per_segment,
             budget_share=budget_share,
         )
-        settings = {
-            width: dataclasses.replace(setting, elsewhere=_below(sum(widths) - width))
-            for width in set(widths)
-        }
-        fits: list[tuple[Fitted, ...]] = []
-        for meshes, split, width in zip(layout, splits, widths, strict=True):
-            found = self.fitter.fits(meshes, settings[width], split)
-            if most_samples is not None:
-                found = tuple(f for f in found if f.option.size <= most_samples)
-            if not found:
-                return None
-            fits.append(found)
+        fits = self._fits(layout, splits, setting, most_samples)
+        if fits is None:
+            return None
         unlike = {id(found): [f.option for f in found] for found in fits}
         options = [unlike[id(found)] for found in fits]
         shares = split_batch(self._batch_size, options)
@@ -160,6 +156,48 @@ class Scorer:
             step_s=step_s,
             cost=self._cost(layout, fitted, shares, step_s),
         )
+
+    def _fits(
+        self,
+        layout: Layout,
+        splits: Sequence[tuple[int, ...] | None],
+        setting: Setting,
+        most_samples: int | None,
+    ) -> list[tuple[Fitted, ...]] | None:
+        """Of each replica what fits, one a microbatch size; None where one has none."""
+        widths = [sum(m.shape.num_devices for m in x) / len(x) for x in layout]
+        settings = {
+            width: dataclasses.replace(setting, elsewhere=_below(sum(widths) - width))
+            for width in set(widths)
+        }
+        fits: list[tuple[Fitted, ...]] = []
+        for meshes, split, width in zip(layout, splits, widths, strict=True):
+            found = self.fitter.fits(meshes, settings[width], split)
+            if most_samples is not None:
+                found = tuple(f for f in found if f.option.size <= most_samples)
+            if not found:
+                return None
+            fits.append(found)
+        return fits
+
+    def early_cost(self, scored: Scored) -> float:
+        """About what a layout scored under 1F1B costs under eager 1F1B.
+
+        Were there room for what it keeps more; it costs no look at any span of layers.
+        """
+        splits = self._own_splits(scored.layout)
+        assert splits is not None, "it was scored"
+        fits = self._fits(scored.layout, splits, scored.setting, None)
+        assert fits, "it was scored"
+        unlike = {id(found): [f.early for f in found] for found in fits}
+        shares = split_batch(self._batch_size, options := [unlike[id(x)] for x in fits])
+        assert shares, "it was scored"
+        plain_s = max(
+            fitted.option.end_s(share.microbatches)
+            for fitted, share in zip(scored.fitted, scored.shares, strict=True)
+        )
+        gained_s = max(0.0, plain_s - end_s(shares, options))
+        return scored.cost * (1 - gained_s / scored.step_s)
 
     def _cost(
         self,

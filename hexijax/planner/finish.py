@@ -1,0 +1,330 @@
+"""From scored layouts to the plan: made to fit exactly, simulated, and improved.
+
+    [Scored, ...] -> plans that fit -> simulator -> recut, smaller microbatches, other
+      schedules, variants of the best -> simulator -> {Plan: cost}
+
+Every pass starts from the best plans so far and may only add to them.
+"""
+
+import collections
+import dataclasses
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from hexijax.cluster import Cluster
+from hexijax.layers.chain import Chain
+from hexijax.plan.checks import check_batch, check_layers
+from hexijax.plan.meshes import check_meshes, check_tensor_dims
+from hexijax.plan.plan import Plan, PlanError, Schedule
+from hexijax.planner.effort import FEW, Effort, num_instructions
+from hexijax.planner.found import Progress
+from hexijax.planner.judge import Judge
+from hexijax.planner.mesh import Mesh, MeshMaker
+from hexijax.planner.objective import Objective
+from hexijax.planner.options import PlanOptions
+from hexijax.planner.refine import variants
+from hexijax.planner.score import Scored, Scorer
+
+BUDGET_SHARES = (1.15, 1.0, 0.93, 0.85)
+"""Of usable memory, tried in turn: a finished plan is counted exactly, which the
+layer-by-layer estimate inside the search is not."""
+
+PLAYED_WITHIN = 1.6
+"""Layouts this much slower than the best, by formula, are still played."""
+
+RESCHEDULED = 2
+"""Pipelines that are tried under other schedules, the best of the played."""
+
+RESCORED = 16
+"""Layouts that are scored under eager 1F1B too, those that seem best under it."""
+
+REORDERED = 4
+"""Of those it makes faster, the best that are played."""
+
+WORTH, HOPE = 0.01, 0.001
+"""Less is no reason to play another schedule, or to split layers anew for it."""
+
+PRESSED = 0.8
+"""Of usable memory: a plan that takes more would perhaps be another with less."""
+
+LEAST = 8
+"""Layouts, and variants of the best, that are simulated however long they are."""
+
+SAME_FAMILY = 0.03
+"""What a layout counts as slower for each better one of its family."""
+
+
+class Finisher:
+    """Finished plans of one search, with what each costs."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        scorer: Scorer,
+        maker: MeshMaker,
+        options: PlanOptions,
+        *,
+        progress: Progress,
+        check_time: Callable[[], None],
+    ) -> None:
+        self.finished: dict[Plan, float] = {}
+        self.reasons: list[str] = []
+        """Why plans were refused that were to fit."""
+        self._chain, self._cluster = chain, cluster
+        self._scorer, self._maker, self._options = scorer, maker, options
+        self._progress, self._check_time = progress, check_time
+        self._judge = Judge(chain, cluster, options)
+        self._effort = Effort.of(len(cluster.devices))
+        self._shortest_s = math.inf
+
+    def finish(self, scored: Sequence[Scored]) -> None:
+        """Plays the best layouts and improves the best plans; ``finished`` grows.
+
+        Args:
+          scored: best first.
+        """
+        self.play(scored)
+        self._recut()
+        self._shrink()
+        if self._options.schedule is None:
+            self._reschedule()
+            self._reorder(scored)
+        self._refine()
+
+    def best(self) -> list[tuple[float, Plan]]:
+        """Finished plans with their costs, best first."""
+        return sorted(
+            ((cost, plan) for plan, cost in self.finished.items()),
+            key=lambda item: item[0],
+        )
+
+    def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
+        """The best layouts as plans that fit, simulated."""
+        left = self._effort.played
+        order = [*scored]
+        if len(self._cluster.devices) > FEW:
+            forms: dict[object, Scored] = {}
+            for each in order:
+                forms.setdefault(self._scorer.form(each), each)
+            order = _diverse(forms.values())
+        queue = [(each.cost, i) for i, each in enumerate(order)]
+        fitting: dict[int, Plan] = {}
+        while queue:
+            cost, i = heapq.heappop(queue)
+            spent = left <= 0 and len(self.finished) >= LEAST
+            enough = spent or cost > order[0].cost * PLAYED_WITHIN
+            if self.finished and (enough or first_only):
+                break
+            if i not in fitting:
+                found = self._fitted(order[i], self._scorer)
+                if found is None:
+                    continue
+                again, fitting[i] = found
+                if again.cost > cost * (1 + SAME_FAMILY):  # others come first now
+                    heapq.heappush(queue, (again.cost, i))
+                    continue
+            left -= num_instructions(fitting[i])
+            self._add(fitting[i])
+            if not first_only:
+                self._check_time()
+
+    def _shrink(self) -> None:
+        """The best pipelines with smaller microbatches, their layers split anew.
+
+        The formula knows less of messages than the simulator, and smaller ones fill
+        and drain a pipeline sooner.
+        """
+        for plan in self._pipelines():
+            largest = max(replica.microbatch_size for replica in plan.replicas)
+            for most in (largest // 2, largest // 4):
+                if most:
+                    self._again(plan, self._scorer, most_samples=most)
+
+    def _recut(self) -> None:
+        """The best pipelines that memory presses, layer by layer in segments.
+
+        Those hold fewer gradients at once, so that layers can go where the speed is;
+        the formula looks at them only where nothing else fits.
+        """
+        if self._options.layers_per_segment is not None:
+            return
+        scorer = self._scorer.under(
+            dataclasses.replace(self._options, layers_per_segment=1)
+        )
+        for plan in self._pipelines():
+            if self._pressed(plan):
+                self._again(plan, scorer)
+
+    def _pressed(self, plan: Plan) -> bool:
+        """Whether some device is nearly full."""
+        return any(
+            num_bytes > PRESSED * self._cluster.device(name).usable_memory_bytes
+            for name, num_bytes in self._judge.memory_bytes(plan).items()
+        )
+
+    def _reschedule(self) -> None:
+        """The best pipelines under the other schedules."""
+        interleaved = self._under(Schedule.INTERLEAVED)
+        for plan in self._pipelines():
+            for schedule in (Schedule.ZERO_BUBBLE, Schedule.EAGER):
+                self._check_time()
+                self._add(dataclasses.replace(plan, schedule=schedule))
+            self._again(plan, interleaved)
+
+    def _reorder(self, scored: Sequence[Scored]) -> None:
+        """Pipelines that another schedule makes good ones, the best few of them.
+
+        Long ones with slow borders are far behind under 1F1B.
+        """
+        eager = self._under(Schedule.EAGER)
+        hopeful = [
+            (cost, i)
+            for i, plain in enumerate(scored)
+            if (cost := self._scorer.early_cost(plain)) < plain.cost * (1 - HOPE)
+        ]
+        found: dict[object, Scored] = {}
+        for _, i in sorted(hopeful)[:RESCORED]:
+            self._check_time()
+            early = eager.score(scored[i].layout)
+            if early and early.cost < scored[i].cost * (1 - WORTH):
+                found.setdefault(eager.form(early), early)
+        for early in sorted(found.values(), key=lambda x: x.cost)[:REORDERED]:
+            self._fit(early, eager)
+
+    def _refine(self) -> None:
+        """Walks over variants of the best few layouts while they are faster."""
+        best = self.best()[: self._effort.walked]
+        left = self._effort.refined
+        tried = {dataclasses.replace(plan, prediction=None) for plan in self.finished}
+        for i, (cost, start) in enumerate(best):
+            share, least = left // (len(best) - i), 0 if i else LEAST
+            left -= share - self._refine_one(start, cost, share, least, tried)
+
+    def _refine_one(
+        self, start: Plan, cost: float, budget: int, least: int, tried: set[Plan]
+    ) -> int:
+        """Walks from one plan; returns what is left of its budget."""
+        best, least_cost = start, cost
+        improved = True
+        while improved:
+            improved = False
+            plain = dataclasses.replace(best, prediction=None)
+            for plan in variants(plain, self._options):
+                if plan in tried or not _valid(plan):
+                    continue
+                if budget <= 0 and least <= 0:
+                    return 0
+                least -= 1
+                self._check_time()
+                tried.add(plan)
+                budget -= num_instructions(plan)
+                found = self._add(plan)
+                if found is not None and found < least_cost * (1 - 1e-9):
+                    best, least_cost, improved = plan, found, True
+                    break
+        return budget
+
+    # What the passes share.
+
+    def _under(self, schedule: Schedule) -> Scorer:
+        return self._scorer.under(dataclasses.replace(self._options, schedule=schedule))
+
+    def _pipelines(self) -> list[Plan]:
+        """The best plans that have several stages in a replica."""
+        long = [
+            plan
+            for _, plan in self.best()
+            if any(len(replica.stages) > 1 for replica in plan.replicas)
+        ]
+        return long[:RESCHEDULED]
+
+    def _again(
+        self, plan: Plan, scorer: Scorer, most_samples: int | None = None
+    ) -> None:
+        """A plan's layout, decided anew by another scorer, fitted and simulated."""
+        self._check_time()
+        layout = tuple(
+            tuple(self._maker.mesh(s.devices, s.tensor) for s in replica.stages)
+            for replica in plan.replicas
+        )
+        scored = scorer.score(layout, most_samples=most_samples)
+        if scored:
+            self._fit(scored, scorer)
+
+    def _fit(self, scored: Scored, scorer: Scorer) -> None:
+        """A layout, fitted exactly and simulated."""
+        self._check_time()
+        found = self._fitted(scored, scorer)
+        if found:
+            self._add(found[1])
+
+    def _fitted(self, scored: Scored, scorer: Scorer) -> tuple[Scored, Plan] | None:
+        """The layout made to fit exactly, and its plan."""
+        largest = max(scored.setting.budget_share, *BUDGET_SHARES)
+        for share in dict.fromkeys((largest, *BUDGET_SHARES)):
+            again = scored
+            if share != scored.setting.budget_share:
+                found = scorer.score(scored.layout, share)
+                if found is None:
+                    return None
+                again = found
+            plan = scorer.plan(again)
+            try:
+                for rule in (
+                    check_layers,
+                    check_meshes,
+                    check_tensor_dims,
+                    check_batch,
+                ):
+                    rule(plan, self._chain, self._cluster)
+            except PlanError as error:
+                self.reasons.append(str(error))
+                return None
+            if self._judge.fits(self._judge.memory_bytes(plan)):
+                return again, plan
+        return None
+
+    def _add(self, plan: Plan) -> float | None:
+        """Plays a plan; its cost, or None where it does not fit."""
+        predicted = self._judge.predicted(plan)
+        if predicted is None or predicted.prediction is None:
+            return None
+        cost = self.finished[predicted] = self._judge.cost(plan)
+        if self._options.objective is Objective.STEP:
+            self._shortest_s = min(self._shortest_s, cost)
+        self._progress(f"{len(self.finished)} plans simulated", self._shortest_s)
+        return cost
+
+
+def _diverse(found: Iterable[Scored]) -> list[Scored]:
+    """Best first, but not all of one family: the formula errs for all of them alike.
+
+    A family divides the devices over replicas alike, whatever their meshes.
+    """
+    ranks: dict[object, int] = {}
+    keys: list[tuple[float, int]] = []
+    order = list(found)
+    for i, scored in enumerate(order):
+        family = tuple(
+            sorted(
+                tuple(sorted(collections.Counter(_kinds(meshes)).items()))
+                for meshes in scored.layout
+            )
+        )
+        rank = ranks[family] = ranks.get(family, -1) + 1
+        keys.append((scored.cost * (1 + SAME_FAMILY * rank), i))
+    return [order[i] for _, i in sorted(keys)]
+
+
+def _kinds(meshes: Iterable[Mesh]) -> Iterator[str]:
+    for mesh in meshes:
+        yield from [mesh.shape.profile.kind] * mesh.shape.num_devices
+
+
+def _valid(plan: Plan) -> bool:
+    return all(
+        0 < replica.samples <= replica.microbatches * replica.microbatch_size
+        for replica in plan.replicas
+    )
