@@ -31,6 +31,7 @@ from hexijax.planner.pace import pipeline_s
 from hexijax.planner.segments import segments
 from hexijax.planner.sizes import lane_sizes
 from hexijax.planner.spans import (
+    Asked,
     Held,
     LayerArrays,
     Load,
@@ -48,6 +49,10 @@ AHEAD: Mapping[Schedule, int | None] = {Schedule.GPIPE: None, Schedule.EAGER: 2}
 
 NO_GAIN = 0.01
 """Microbatches stop growing where two doublings made samples cheaper by less."""
+
+
+TOGETHER = 4
+"""Sizes whose tables are made at once."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +98,10 @@ class Setting:
     """Of usable memory; below 1 where a first plan promised too much."""
 
 
+_Key = tuple[int, int, int, Setting, Held]
+"""Of a table: shape of the mesh, samples of a lane, stages that share its devices."""
+
+
 class Fitter:
     """Fits replicas of one chain to meshes of one cluster."""
 
@@ -111,13 +120,14 @@ class Fitter:
         self._schedule = options.schedule or Schedule.ONE_F_ONE_B
         self.arrays: dict[tuple[int, int], LayerArrays] = {}
         """By shape of mesh and samples of a lane, whatever the schedule."""
-        self._tables: dict[object, dict[Held, SpanTable]] = {}
-        self._free_tables: dict[object, SpanTable] = {}
+        self._tables: dict[_Key, SpanTable] = {}
+        self._made: dict[object, SpanTable] = {}
         self._helds: dict[tuple[int, int, int], list[Held]] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
         self._priced: dict[int, bool] = {}
+        self._borders: dict[object, tuple[float, tuple[float, float]]] = {}
         self._links: dict[object, int] = {}
         self._link_of: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
 
@@ -154,9 +164,13 @@ class Fitter:
         cheapest_s, idle = math.inf, 0
         most = -(-setting.batch_size // step)
         cap = self._options.max_microbatch_size
-        for count in lane_sizes(most, self._options, coarse=self._coarse):
-            if cap is not None and count * step // least > cap:
-                break
+        counts = lane_sizes(most, self._options, coarse=self._coarse)
+        if cap is not None:
+            counts = [c for c in counts if c * step // least <= cap]
+        for i, count in enumerate(counts):
+            if i % TOGETHER == 0:
+                sizes = [c * step for c in counts[i : i + TOGETHER]]
+                self._prepare([*meshes] * self.rounds(meshes), sizes, setting)
             found = self.fit(meshes, count * step, setting, own_split)
             if not found:
                 break  # nor would a larger one
@@ -247,60 +261,70 @@ class Fitter:
         self, meshes: Sequence[Mesh], size: int, setting: Setting
     ) -> list[SpanTable]:
         """What runs of layers cost on each stage's mesh."""
+        self._prepare(meshes, (size,), setting)
+        return [self._tables[key] for key in self._keys(meshes, size, setting)]
+
+    def _keys(
+        self, meshes: Sequence[Mesh], size: int, setting: Setting
+    ) -> Iterator[_Key]:
+        """Of each stage's table."""
         most = -(-setting.batch_size // size)
         sharing = len(meshes) // len({mesh.devices for mesh in meshes})
         held = self._held(meshes, most, sharing)
-        together: dict[int, tuple[Mesh, list[Held]]] = {}
         for mesh, waits in zip(meshes, held, strict=True):
-            together.setdefault(mesh.shape_id, (mesh, []))[1].append(waits)
-        tables: dict[int, dict[Held, SpanTable]] = {}
-        for shape_id, (mesh, waiting) in together.items():
-            samples = size // mesh.shape.lanes
-            key = (shape_id, samples, sharing, setting)
-            tables[shape_id] = self._tables.setdefault(key, {})
-            missing = [w for w in dict.fromkeys(waiting) if w not in tables[shape_id]]
-            if missing:
-                made = self._made(mesh, samples, missing, sharing, setting)
-                tables[shape_id].update(zip(missing, made, strict=True))
-        return [
-            tables[mesh.shape_id][waits]
-            for mesh, waits in zip(meshes, held, strict=True)
-        ]
+            yield (mesh.shape_id, size // mesh.shape.lanes, sharing, setting, waits)
 
-    def _made(
-        self,
-        mesh: Mesh,
-        samples: int,
-        held: Sequence[Held],
-        sharing: int,
-        setting: Setting,
-    ) -> list[SpanTable]:
-        """Tables of one mesh's shape, for each of what may wait there."""
-        remat, shape = self._options.remat, mesh.shape
-        if (mesh.shape_id, samples) not in self.arrays:
-            arrays = LayerArrays(self._chain, shape, samples, remat)
-            self.arrays[mesh.shape_id, samples] = arrays
-        arrays = self.arrays[mesh.shape_id, samples]
+    def _prepare(
+        self, meshes: Sequence[Mesh], sizes: Sequence[int], setting: Setting
+    ) -> None:
+        """Makes the tables that are missing, of all stages and sizes together."""
+        missing: dict[_Key, Mesh] = {}
+        for size in sizes:
+            for key, mesh in zip(
+                self._keys(meshes, size, setting), meshes, strict=True
+            ):
+                if key not in self._tables:
+                    missing.setdefault(key, mesh)
+        if not missing:
+            return
         load = Load(
-            samples=samples,
-            state_devices=shape.num_devices + setting.elsewhere,
             members=setting.members,
             moments=self._options.moments,
             per_segment=setting.per_segment,
-            remat=remat,
-            budget_bytes=int(
-                shape.usable_memory_bytes * setting.budget_share / sharing
-            ),
+            remat=self._options.remat,
         )
-        tight = [waits for waits in held if not all_fits(arrays, load, waits)]
-        made = dict(zip(tight, span_tables(arrays, load, tight), strict=True))
-        loose = [waits for waits in held if waits not in made]
-        if loose:  # then nothing depends on the load
-            free = (mesh.shape_id, samples, setting.per_segment)
-            if free not in self._free_tables:
-                (self._free_tables[free],) = span_tables(arrays, load, loose[:1])
-            made.update(dict.fromkeys(loose, self._free_tables[free]))
-        return [made[waits] for waits in held]
+        wanted: dict[object, Asked] = {}
+        free: dict[_Key, object] = {}
+        for key, mesh in missing.items():
+            asked = self._asked(key, mesh, setting)
+            if all_fits(asked, load):  # then nothing depends on how much room there is
+                shape_id, samples, *_, held = key
+                same = (shape_id, samples, setting.per_segment, held.live == 1)
+                free[key] = same
+                if same not in self._made:
+                    wanted.setdefault(same, asked)
+            else:
+                wanted[key] = asked
+        made = span_tables(load, [*wanted.values()])
+        for key, table in zip(wanted, made, strict=True):
+            self._made[key] = table
+        for key in missing:
+            self._tables[key] = self._made[free.get(key, key)]
+
+    def _asked(self, key: _Key, mesh: Mesh, setting: Setting) -> Asked:
+        """The table of a key."""
+        shape_id, samples, sharing, _, held = key
+        remat, shape = self._options.remat, mesh.shape
+        if (shape_id, samples) not in self.arrays:
+            arrays = LayerArrays(self._chain, shape, samples, remat)
+            self.arrays[shape_id, samples] = arrays
+        budget_bytes = shape.usable_memory_bytes * setting.budget_share / sharing
+        return Asked(
+            arrays=self.arrays[shape_id, samples],
+            state_devices=shape.num_devices + setting.elsewhere,
+            budget_bytes=int(budget_bytes),
+            held=held,
+        )
 
     def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:
         """What waits in each stage, were all the batch this replica's."""
@@ -357,17 +381,28 @@ class Fitter:
         for k in range(len(spans) - 1):
             a, b = meshes[k], meshes[k + 1]
             num_bytes = enter_bytes(self._chain, spans[k][1], a.shape.dtype, size)
-            own_s = transfer_s(self._cluster, a.devices, b.devices, num_bytes)
+            own_s, both_s = self._border_s(a, b, num_bytes)
             borders_s.append(own_s)
-            for mesh in (a, b):
-                if a.node == b.node:
-                    way, way_s = mesh.devices, own_s
-                else:
-                    link = self._cluster.link(a.devices[0], b.devices[0])
-                    node = self._cluster.node(mesh.node)
-                    way, way_s = mesh.node, num_bytes / way_bytes_per_s(node, link)
+            for mesh, way_s in zip((a, b), both_s, strict=True):
+                way = mesh.devices if a.node == b.node else mesh.node
                 ways_s[way] = ways_s.get(way, 0.0) + way_s
         return borders_s, max(ways_s.values(), default=0.0)
+
+    def _border_s(
+        self, a: Mesh, b: Mesh, num_bytes: int
+    ) -> tuple[float, tuple[float, float]]:
+        """A border's time, and what it takes of the ways of both ends."""
+        key = (self._link(a, b), a.shape_id, b.shape_id, num_bytes)
+        if key not in self._borders:
+            own_s = transfer_s(self._cluster, a.devices, b.devices, num_bytes)
+            both_s = (own_s, own_s)
+            if a.node != b.node:
+                link = self._cluster.link(a.devices[0], b.devices[0])
+                nodes = (self._cluster.node(mesh.node) for mesh in (a, b))
+                here_s, there_s = (num_bytes / way_bytes_per_s(n, link) for n in nodes)
+                both_s = (here_s, there_s)
+            self._borders[key] = own_s, both_s
+        return self._borders[key]
 
     def _link(self, a: Mesh, b: Mesh) -> int:
         """Equal for pairs of meshes whose borders take equally long."""
@@ -376,7 +411,8 @@ class Fitter:
             link = None
             if a.devices != b.devices:
                 link = self._cluster.link(a.devices[0], b.devices[0])
-            kind = (link, a.node == b.node)
+            cards = tuple(self._cluster.node(mesh.node).nic for mesh in (a, b))
+            kind = (link, a.node == b.node, cards)
             self._link_of[key] = self._links.setdefault(kind, len(self._links))
         return self._link_of[key]
 

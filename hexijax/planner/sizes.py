@@ -1,14 +1,12 @@
 """Which microbatch sizes are worth trying."""
 
-from collections.abc import Iterator
-
 from hexijax.planner.options import PlanOptions
 
 EVERY = 8
 """Every size up to here; then four to a doubling."""
 
 
-def lane_sizes(most: int, options: PlanOptions, *, coarse: bool) -> Iterator[int]:
+def lane_sizes(most: int, options: PlanOptions, *, coarse: bool) -> list[int]:
     """Samples of one lane's microbatch, ascending, up to the batch and the cap.
 
     Args:
@@ -18,10 +16,11 @@ def lane_sizes(most: int, options: PlanOptions, *, coarse: bool) -> Iterator[int
     """
     most = min(most, options.max_microbatch_size or most)
     size = 1
+    found: list[int] = []
     while size < most:
-        yield size
+        found.append(size)
         if coarse:
             size *= 2
         else:
             size += max(1, 2 ** (size.bit_length() - 3)) if size >= EVERY else 1
-    yield most
+    return [*found, most]

@@ -42,13 +42,7 @@ ALL, LAST = slice(None), slice(-1, None)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a stage is asked to hold and do, whatever its layers."""
-
-    samples: int
-    """Of a microbatch, on one lane."""
-
-    state_devices: float
-    """Devices over which each parameter's state is spread."""
+    """What all stages of a layout have in common."""
 
     members: int
     """Stages over which each gradient is summed, one a replica."""
@@ -61,9 +55,6 @@ class Load:
 
     remat: tuple[Remat, ...]
     """Policies to choose from, from the fastest to the smallest."""
-
-    budget_bytes: int
-    """What one device has for this stage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +69,23 @@ class Held:
 
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
     """Borders and batches whose turn has not come."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One table: what a stage of any layers costs on a mesh."""
+
+    arrays: "LayerArrays"
+    """Of the mesh, for a size of microbatch."""
+
+    state_devices: float
+    """Devices over which each parameter's state is spread."""
+
+    budget_bytes: int
+    """What one device has for this stage."""
+
+    held: Held
+    """What waits there."""
 
 
 class LayerArrays:
@@ -156,6 +164,27 @@ class LayerArrays:
         self.joined_PS = _sums(self.joined_PL) * self.temp_factor
         part_PF = np.array([_span_max(part_L)[:, -1] for part_L in self.part_PL])
         self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
+        self._set_most()
+        self._fixed: dict[Load, _Fixed] = {}
+
+    def fixed(self, load: Load) -> "_Fixed":
+        """What depends on neither the place in the pipeline nor the state's homes."""
+        if load not in self._fixed:
+            self._fixed[load] = _Fixed.of(self, load)
+        return self._fixed[load]
+
+    def _set_most(self) -> None:
+        """Of the whole chain, for ``all_fits``."""
+        self.all_params = float(self.params_L.sum())
+        self.all_whole_params = float(self.whole_params_L.sum())
+        self.all_held = float(self.held_L.sum())
+        self.all_kept = float(self.kept_PL[0].sum())
+        self.all_handed = float(self.handed_L.sum())
+        self.most_params = float(self.params_L.max())
+        self.most_entering = float(self.enter_S.max())
+        within = self.all_held + float(self.working_L.max())
+        within += float(self.early_L.sum())
+        self.all_within = self.temp_factor * within + self.scratch_bytes
 
     def _use_working(
         self,
@@ -181,40 +210,96 @@ class LayerArrays:
         self.waiting_layers = min(len(layers), waiting_layers(mesh.profile))
 
 
-def all_fits(arrays: LayerArrays, load: Load, held: Held) -> bool:
+def all_fits(asked: Asked, load: Load) -> bool:
     """Whether every run of layers fits under the first policy, the whole chain too."""
-    item, lanes = arrays.item_bytes, arrays.lanes
-    params = float(arrays.params_L.sum())
-    resident = float(arrays.held_L.sum()) + params * GRAD_BYTES
-    resident += (
-        float(arrays.whole_params_L.sum())
-        / load.state_devices
-        * STATE_BYTES
-        * (1 + load.moments)
-    )
-    if load.members == 1:
-        flying = alone_bytes(1, 1, item, lanes) * min(
-            params, max(ALONE_SIZE, float(arrays.params_L.max()))
-        )
-    else:
-        bucket = min(params, max(SHARED_SIZE, float(arrays.params_L.max())))
-        home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
-        flying = bucket / load.state_devices * home + bucket * shard
-    entering = float(arrays.enter_S.max())
-    depth = held.live * (
-        float(arrays.kept_PL[0].sum())
-        + entering * len(arrays.params_L)
-        + arrays.batch_bytes
-    )
-    depth += held.handed * (float(arrays.handed_L.sum()) + arrays.batch_bytes)
-    depth += BORDERS_IN_FLIGHT * (2 * entering + arrays.batch_bytes)
+    arrays, held = asked.arrays, asked.held
+    params, state_devices = arrays.all_params, asked.state_devices
+    resident = arrays.all_held + params * GRAD_BYTES
+    resident += arrays.all_whole_params * _state_bytes(load) / state_devices
+    home, shard = _flying_bytes(arrays, load)
+    bucket = min(params, max(_bucket_limit(load), arrays.most_params))
+    flying = bucket * (home / state_devices + shard)
+    entering, batch = arrays.most_entering, arrays.batch_bytes
+    depth = held.live * (arrays.all_kept + entering * len(arrays.params_L) + batch)
+    depth += held.handed * (arrays.all_handed + batch)
+    depth += BORDERS_IN_FLIGHT * (2 * entering + batch)
     waiting = held.waiting
-    depth += (waiting.left + waiting.right) * entering
-    depth += waiting.batch * arrays.batch_bytes
-    within = float(arrays.held_L.sum()) + float(arrays.working_L.max())
-    depth += arrays.temp_factor * (within + float(arrays.early_L.sum()))
-    depth += arrays.scratch_bytes
-    return resident + flying + depth <= load.budget_bytes
+    depth += (waiting.left + waiting.right) * entering + waiting.batch * batch
+    return resident + flying + depth + arrays.all_within <= asked.budget_bytes
+
+
+def _state_bytes(load: Load) -> int:
+    """Of a parameter: its fp32 value and the optimizer's."""
+    return STATE_BYTES * (1 + load.moments)
+
+
+def _bucket_limit(load: Load) -> int:
+    """Parameters of a bucket that several arrays share."""
+    return ALONE_SIZE if load.members == 1 else SHARED_SIZE
+
+
+def _flying_bytes(arrays: LayerArrays, load: Load) -> tuple[float, float]:
+    """Of a bucket's parameter on its way: at its home, and on every device."""
+    item = arrays.item_bytes
+    if load.members == 1:
+        return 0.0, alone_bytes(1, 1, item, arrays.lanes)
+    home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
+    return home, shard
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Fixed:
+    """Parts of the terms of ``costs.memory``, for every run of layers.
+
+    Bytes are ``fixed_FS + homed_FS / state_devices + live * live_FS + handed *
+    handed_FS``, kept activations and what waits left out.
+    """
+
+    segments_FS: Int[np.ndarray, "layers stops"]
+    fixed_FS: Float[np.ndarray, "layers stops"]
+    homed_FS: Float[np.ndarray, "layers stops"]
+    live_FS: Float[np.ndarray, "layers stops"]
+    handed_FS: Float[np.ndarray, "layers stops"]
+
+    @classmethod
+    def of(cls, arrays: LayerArrays, load: Load) -> "_Fixed":
+        most = load.per_segment or len(arrays.params_L)
+        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
+        waiting = min(most, arrays.waiting_layers)
+        segment_FS = np.minimum(arrays.held_FS, arrays.most_held_FS * waiting)
+        early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
+        temp_FS = segment_FS + early_FS + arrays.working_FS
+        # A bucket's boxes at home, of which no device has more than its whole gradient.
+        shared_FS = np.minimum(arrays.params_FS, _bucket_limit(load))
+        bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
+        home, shard = _flying_bytes(arrays, load)
+        return cls(
+            segments_FS=segments_FS,
+            fixed_FS=arrays.held_FS
+            + arrays.params_FS * GRAD_BYTES
+            + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
+            + arrays.temp_factor * temp_FS
+            + arrays.scratch_bytes
+            + bucket_FS * shard,
+            homed_FS=arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home,
+            live_FS=segments_FS * arrays.most_entering_FS + arrays.batch_bytes,
+            handed_FS=arrays.handed_FS + arrays.batch_bytes,
+        )
+
+    def bytes_FS(self, asked: Asked) -> Float[np.ndarray, "layers stops"]:
+        """Of a stage, beside what its layers keep."""
+        arrays, held = asked.arrays, asked.held
+        sum_FS = self.fixed_FS + self.homed_FS / asked.state_devices
+        sum_FS += held.live * self.live_FS
+        if held.handed:
+            sum_FS += held.handed * self.handed_FS
+        waiting = held.waiting
+        if waiting.left:
+            sum_FS += waiting.left * arrays.enter_S[:-1, None]
+        if waiting.right:
+            sum_FS += waiting.right * arrays.enter_S[None, :]
+        sum_FS += waiting.batch * arrays.batch_bytes
+        return sum_FS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -252,55 +337,49 @@ class SpanTable:
         return (self.policies[policy],) * count + (later,) * (stop - first - count)
 
 
-def span_tables(
-    arrays: LayerArrays, load: Load, held: Sequence[Held]
-) -> list[SpanTable]:
-    """Tables of stages on equal meshes, one for each of what may wait in them.
-
-    Together, since numpy's calls cost more than their sums.
-    """
-    made = _Tables(arrays, load, held)
+def span_tables(load: Load, asked: Sequence[Asked]) -> list[SpanTable]:
+    """Tables of a chain's stages, together: numpy's calls cost more than their sums."""
+    if not asked:
+        return []
+    made = _Tables(load, asked)
     return [
         SpanTable(
             seconds_FS=made.seconds_KFS[k],
             policy_FS=made.policy_KFS[k],
             count_FS=made.count_KFS[k],
-            params_FS=arrays.params_FS,
+            params_FS=asked[k].arrays.params_FS,
             policies=load.remat,
         )
-        for k in range(len(held))
+        for k in range(len(asked))
     ]
 
 
 class _Tables:
     """The arrays of K tables."""
 
-    def __init__(self, arrays: LayerArrays, load: Load, held: Sequence[Held]) -> None:
-        self._arrays, self._remat = arrays, load.remat
-        length_FS = np.maximum(arrays.length_FS, 1)
-        segments_FS = -(-length_FS // (load.per_segment or len(arrays.params_L)))
-        self._live_K = np.array([h.live for h in held])[:, None, None]
-        handed_K = np.array([h.handed for h in held])[:, None, None]
-        waiting = [(h.waiting.left, h.waiting.right, h.waiting.batch) for h in held]
-        left_K, right_K, batches_K = np.array(waiting).reshape(-1, 3).T[..., None, None]
-        self._room_KFS = load.budget_bytes - (
-            _fixed_bytes(arrays, load)
-            + self._live_K
-            * (segments_FS * arrays.most_entering_FS + arrays.batch_bytes)
-            + handed_K * (arrays.handed_FS + arrays.batch_bytes)
-            + left_K * arrays.enter_S[:-1, None]
-            + right_K * arrays.enter_S[None, :]
-            + batches_K * arrays.batch_bytes
-        )
+    def __init__(self, load: Load, asked: Sequence[Asked]) -> None:
+        self._arrays, self._remat = [a.arrays for a in asked], load.remat
+        self._length_FS = asked[0].arrays.length_FS
+        fixed = [arrays.fixed(load) for arrays in self._arrays]
+        rooms = [
+            a.budget_bytes - f.bytes_FS(a) for a, f in zip(asked, fixed, strict=True)
+        ]
+        self._room_KFS = np.stack(rooms)
+        self._live_K = np.array([a.held.live for a in asked])[:, None, None]
         # Runs up to the loss that are one segment: both ways in one program.
-        self._one_KF = (segments_FS[:, -1] == 1) & (self._live_K[:, 0] == 1)
+        segments_KFS = np.stack([f.segments_FS for f in fixed])
+        self._one_KF = (segments_KFS[..., -1] == 1) & (self._live_K[:, 0] == 1)
+        self._any_one = bool(self._one_KF.any())
         fits_KFS = self._choose()
-        seconds_KFS = self._seconds() + 2 * CALL_S * segments_FS
+        seconds_KFS = self._seconds() + 2 * CALL_S * segments_KFS
         self.seconds_KFS = np.where(fits_KFS, seconds_KFS, np.inf)
+
+    def _stacked(self, name: str, policy: int) -> Float[np.ndarray, "tables stops"]:
+        return np.stack([getattr(arrays, name)[policy] for arrays in self._arrays])
 
     def _choose(self) -> Bool[np.ndarray, "tables layers stops"]:
         """Sets policy, and how many of the first layers take it; where that fits."""
-        length_FS = np.maximum(self._arrays.length_FS, 0)
+        length_FS = np.maximum(self._length_FS, 0)
         shape = self._room_KFS.shape
         self.policy_KFS = np.zeros(shape, int)
         self.count_KFS = np.broadcast_to(length_FS, shape)
@@ -319,62 +398,54 @@ class _Tables:
     def _least_count(self, policy: int) -> Int[np.ndarray, "tables layers stops"]:
         """How many of a run's first layers must take a policy, the rest the one before;
         more than the run has where even all do not fit."""
-        arrays, earlier = self._arrays, max(policy - 1, 0)
-        kept = (arrays.kept_PS[policy], arrays.kept_PS[earlier])
+        earlier = max(policy - 1, 0)
+        kept = (self._stacked("kept_PS", policy), self._stacked("kept_PS", earlier))
         least_KFS = _least(*kept, self._room_KFS / self._live_K)
-        if self._one_KF.any():
-            joined = (arrays.joined_PS[policy], arrays.joined_PS[earlier])
-            more_F = arrays.more_PF[earlier : policy + 1].max(axis=0)
-            least_KF = _least(
-                *joined, self._room_KFS[..., LAST] - more_F[:, None], LAST
+        if self._any_one:
+            joined = (
+                self._stacked("joined_PS", policy),
+                self._stacked("joined_PS", earlier),
             )
-            least_KFS[..., -1] = np.where(
-                self._one_KF, least_KF[..., 0], least_KFS[..., -1]
-            )
+            more_KF = self._stacked("more_PF", policy)
+            if policy:
+                more_KF = np.maximum(more_KF, self._stacked("more_PF", earlier))
+            room_KF1 = self._room_KFS[..., LAST] - more_KF[..., None]
+            least_KF = _least(*joined, room_KF1, LAST)[..., 0]
+            least_KFS[..., -1] = np.where(self._one_KF, least_KF, least_KFS[..., -1])
         return least_KFS
 
     def _seconds(self) -> Float[np.ndarray, "tables layers stops"]:
-        arrays = self._arrays
-        seconds_KFS = np.broadcast_to(arrays.seconds_FS, self._room_KFS.shape).copy()
+        seconds_KFS = np.stack([arrays.seconds_FS for arrays in self._arrays])
         for policy in range(len(self._remat)):
             chosen_KFS = self.policy_KFS == policy
             if policy and not chosen_KFS.any():
                 continue
-            added_KFS = _two_policies(arrays.added_s_PS, policy, self.count_KFS)
-            if self._one_KF.any():
-                count_KF = self.count_KFS[..., LAST]
-                joined_KF = _two_policies(arrays.joined_s_PS, policy, count_KF, LAST)
+            added_KFS = self._two_policies("added_s_PS", policy, self.count_KFS)
+            if self._any_one:
+                count_KF1 = self.count_KFS[..., LAST]
+                joined_KF1 = self._two_policies("joined_s_PS", policy, count_KF1, LAST)
                 added_KFS[..., -1] = np.where(
-                    self._one_KF, joined_KF[..., 0], added_KFS[..., -1]
+                    self._one_KF, joined_KF1[..., 0], added_KFS[..., -1]
                 )
             seconds_KFS += np.where(chosen_KFS, added_KFS, 0.0)
         return seconds_KFS
 
-
-def _fixed_bytes(arrays: LayerArrays, load: Load) -> Float[np.ndarray, "layers stops"]:
-    """Bytes of neither remat nor what waits; the terms of ``costs.memory``."""
-    item = arrays.item_bytes
-    most = load.per_segment or len(arrays.params_L)
-    waiting = min(most, arrays.waiting_layers)
-    segment_FS = np.minimum(arrays.held_FS, arrays.most_held_FS * waiting)
-    early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
-    depth_FS = BORDERS_IN_FLIGHT * (
-        arrays.edges_FS + arrays.batch_bytes
-    ) + arrays.temp_factor * (segment_FS + early_FS + arrays.working_FS)
-    depth_FS += arrays.scratch_bytes
-    # A bucket's boxes at home, of which no device has more than its whole gradient.
-    limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
-    bucket_FS = np.maximum(arrays.largest_FS, np.minimum(arrays.params_FS, limit))
-    if load.members == 1:
-        flying_FS = bucket_FS * alone_bytes(1, 1, item, arrays.lanes)
-    else:
-        home_FS = bucket_FS / load.state_devices
-        home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
-        flying_FS = home_FS * home + bucket_FS * shard
-    state_bytes = STATE_BYTES * (1 + load.moments) / load.state_devices
-    resident_FS = arrays.held_FS + arrays.params_FS * GRAD_BYTES
-    resident_FS += arrays.whole_params_FS * state_bytes
-    return resident_FS + depth_FS + flying_FS
+    def _two_policies(
+        self,
+        name: str,
+        policy: int,
+        count_KFX: Int[np.ndarray, "tables layers stops"],
+        stops: slice = ALL,
+    ) -> Float[np.ndarray, "tables layers stops"]:
+        """Sums of runs: ``count`` layers take a policy, the rest the one before."""
+        here_KS = self._stacked(name, policy)
+        later_KS = self._stacked(name, policy - 1) if policy else here_KS
+        num_tables, num_stops = here_KS.shape
+        first_F = np.arange(num_stops - 1)[:, None]
+        middle_KFX = np.minimum(first_F + count_KFX, num_stops - 1)
+        middle_KFX += (np.arange(num_tables) * num_stops)[:, None, None]
+        change_KFX = (here_KS - later_KS).ravel()[middle_KFX]
+        return change_KFX - here_KS[:, :-1, None] + later_KS[:, None, stops]
 
 
 def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
@@ -400,33 +471,20 @@ def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
     return np.concatenate([np.zeros((len(values_L), 1)), most_FL], axis=1)
 
 
-def _two_policies(
-    sums_PS: np.ndarray,
-    policy: int,
-    count_FX: Int[np.ndarray, "*tables layers stops"],
-    stops: slice = ALL,
-) -> Float[np.ndarray, "*tables layers stops"]:
-    """Sums of runs: ``count`` layers take a policy, the rest the one before."""
-    here_S, later_S = sums_PS[policy], sums_PS[max(policy - 1, 0)]
-    num_layers = len(here_S) - 1
-    first_F = np.arange(num_layers)[:, None]
-    middle_FX = np.minimum(first_F + count_FX, num_layers)
-    change_S = here_S - later_S
-    return change_S[middle_FX] - here_S[:-1, None] + later_S[None, stops]
-
-
 def _least(
-    here_S: np.ndarray,
-    later_S: np.ndarray,
-    room_FX: Float[np.ndarray, "*tables layers stops"],
+    here_KS: Float[np.ndarray, "tables stops"],
+    later_KS: Float[np.ndarray, "tables stops"],
+    room_KFX: Float[np.ndarray, "tables layers stops"],
     stops: slice = ALL,
-) -> Int[np.ndarray, "*tables layers stops"]:
-    """The least count with which the sums of ``_two_policies`` are within a room.
+) -> Int[np.ndarray, "tables layers stops"]:
+    """The least count with which a run of two policies is within a room.
 
     More layers under a smaller policy keep less, so one search in what the change of
     policy saves answers all runs.
     """
-    saved_S = later_S - here_S
-    asked_FX = later_S[None, stops] - here_S[:-1, None] - room_FX
-    middle_FX = np.searchsorted(saved_S, asked_FX)
-    return np.maximum(middle_FX - np.arange(len(here_S) - 1)[:, None], 0)
+    saved_KS = later_KS - here_KS
+    asked_KFX = later_KS[:, None, stops] - here_KS[:, :-1, None] - room_KFX
+    middle_KFX = np.stack(
+        [s.searchsorted(a) for s, a in zip(saved_KS, asked_KFX, strict=True)]
+    )
+    return np.maximum(middle_KFX - np.arange(here_KS.shape[1] - 1)[:, None], 0)

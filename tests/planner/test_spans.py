@@ -13,7 +13,7 @@ from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain, Remat
 from hexijax.layers.known import gpt, llama
 from hexijax.plan.plan import Plan, Replica, Schedule, Stage
-from hexijax.planner.spans import Held, LayerArrays, Load, span_tables
+from hexijax.planner.spans import Asked, Held, LayerArrays, Load, span_tables
 from tests.plan.examples import make_chain, make_cluster
 
 LINK = LinkProfile(latency_s=1e-5, bytes_per_s=1e11)
@@ -93,23 +93,20 @@ def test_what_the_search_lets_fit_is_promised_to_fit(
 
     def chosen(budget_bytes: int) -> list[tuple[Remat, ...] | None]:
         """Remat of each stage where it fits."""
-        load = Load(
-            samples=replica.microbatch_size,
-            state_devices=1,
-            members=1,
-            moments=2,
-            per_segment=None,
-            remat=remat,
-            budget_bytes=budget_bytes,
-        )
-        held = [
-            Held(live=live[s], handed=handed[s], waiting=Waiting.of(live, s))
+        load = Load(members=1, moments=2, per_segment=None, remat=remat)
+        asked = [
+            Asked(
+                arrays=arrays,
+                state_devices=1,
+                budget_bytes=budget_bytes,
+                held=Held(live=live[s], handed=handed[s], waiting=Waiting.of(live, s)),
+            )
             for s in range(len(live))
         ]
         return [
             table.remat(*stage.layers) if table.seconds(*stage.layers) < 1e9 else None
             for table, stage in zip(
-                span_tables(arrays, load, held), replica.stages, strict=True
+                span_tables(load, asked), replica.stages, strict=True
             )
         ]
 
