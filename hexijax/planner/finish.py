@@ -8,7 +8,9 @@ Every pass starts from the best plans so far and may only add to them.
 
 import collections
 import dataclasses
+import functools
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -33,14 +35,8 @@ layer-by-layer estimate inside the search is not."""
 PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
 
-RESCHEDULED = 2
-"""Pipelines that are tried under other schedules, the best of the played."""
-
 RESCORED = 16
 """Layouts that are scored under eager 1F1B too, those that seem best under it."""
-
-REORDERED = 4
-"""Of those it makes faster, the best that are played."""
 
 WORTH, HOPE = 0.01, 0.001
 """Less is no reason to play another schedule, or to split layers anew for it."""
@@ -99,6 +95,14 @@ class Finisher:
             ((cost, plan) for plan, cost in self.finished.items()),
             key=lambda item: item[0],
         )
+
+    def best_layouts(self) -> list[tuple[float, Plan]]:
+        """The same, one a layout."""
+        found: dict[object, tuple[float, Plan]] = {}
+        for cost, plan in self.best():
+            key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
+            found.setdefault(key, (cost, plan))
+        return [*found.values()]
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
         """The best layouts as plans that fit, simulated."""
@@ -190,28 +194,31 @@ class Finisher:
             early = eager.score(scored[i].layout)
             if early and early.cost < scored[i].cost * (1 - WORTH):
                 found.setdefault(eager.form(early), early)
-        for early in sorted(found.values(), key=lambda x: x.cost)[:REORDERED]:
+        for early in sorted(found.values(), key=lambda x: x.cost)[
+            : self._effort.reordered
+        ]:
             self._fit(early, eager)
 
     def _refine(self) -> None:
         """Walks over variants of the best few layouts while they are faster."""
-        best = self.best()[: self._effort.walked]
+        best = self.best_layouts()[: self._effort.walked]
         left = self._effort.refined
         tried = {dataclasses.replace(plan, prediction=None) for plan in self.finished}
         for i, (cost, start) in enumerate(best):
-            share, least = left // (len(best) - i), 0 if i else LEAST
+            share, least = left // min(2, len(best) - i), 0 if i else LEAST
             left -= share - self._refine_one(start, cost, share, least, tried)
 
     def _refine_one(
         self, start: Plan, cost: float, budget: int, least: int, tried: set[Plan]
     ) -> int:
         """Walks from one plan; returns what is left of its budget."""
-        best, least_cost = start, cost
+        best, least_cost, at = start, cost, 0
         improved = True
         while improved:
             improved = False
             plain = dataclasses.replace(best, prediction=None)
-            for plan in variants(plain, self._options):
+            made = functools.partial(variants, plain, self._options)
+            for i, plan in _from(at, made):
                 if plan in tried or not _valid(plan):
                     continue
                 if budget <= 0 and least <= 0:
@@ -222,7 +229,7 @@ class Finisher:
                 budget -= num_instructions(plan)
                 found = self._add(plan)
                 if found is not None and found < least_cost * (1 - 1e-9):
-                    best, least_cost, improved = plan, found, True
+                    best, least_cost, at, improved = plan, found, i, True
                     break
         return budget
 
@@ -238,7 +245,7 @@ class Finisher:
             for _, plan in self.best()
             if any(len(replica.stages) > 1 for replica in plan.replicas)
         ]
-        return long[:RESCHEDULED]
+        return long[: self._effort.rescheduled]
 
     def _again(
         self, plan: Plan, scorer: Scorer, most_samples: int | None = None
@@ -321,6 +328,15 @@ def _diverse(found: Iterable[Scored]) -> list[Scored]:
 def _kinds(meshes: Iterable[Mesh]) -> Iterator[str]:
     for mesh in meshes:
         yield from [mesh.shape.profile.kind] * mesh.shape.num_devices
+
+
+def _from(at: int, made: Callable[[], Iterator[Plan]]) -> Iterator[tuple[int, Plan]]:
+    """All that is made, numbered, from one number on and then those before it.
+
+    What was worth changing once is often worth more, and what was not is tried last.
+    """
+    yield from itertools.islice(enumerate(made()), at, None)
+    yield from itertools.islice(enumerate(made()), at)
 
 
 def _valid(plan: Plan) -> bool:

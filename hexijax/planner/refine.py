@@ -1,6 +1,6 @@
 """Plans that differ from one by a single number: the last steps, judged by simulation.
 
-    Plan -> variants -> (Plan, ...): borders, microbatches, batch shares, segments
+    Plan -> variants -> (Plan, ...): schedules, borders, microbatches, shares, segments
 
 The search decides by formula what the simulator then corrects here: a border moved by a
 layer, another microbatch size, a few samples from the replica that ends last.
@@ -22,6 +22,7 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
             replicas = tuple(_segmented(replica, most) for replica in plan.replicas)
             if replicas != plan.replicas:
                 yield dataclasses.replace(plan, replicas=replicas, prediction=None)
+    yield from _schedules(plan, options)
     for group in _equal_replicas(plan):
         first = plan.replicas[group[0]]
         for policy in options.remat:
@@ -48,6 +49,19 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     yield from _halved(plan)
     yield from _shares(plan)
     yield from _orders(plan)
+
+
+ALIKE = (Schedule.ONE_F_ONE_B, Schedule.EAGER, Schedule.ZERO_BUBBLE)
+"""Schedules that ask the same of stages and layers."""
+
+
+def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
+    """Other orders of the same microbatches."""
+    pipelines = any(len(replica.stages) > 1 for replica in plan.replicas)
+    if options.schedule is None and pipelines and plan.schedule in ALIKE:
+        for schedule in ALIKE:
+            if schedule is not plan.schedule:
+                yield dataclasses.replace(plan, schedule=schedule, prediction=None)
 
 
 def _equal_replicas(plan: Plan) -> list[list[int]]:
