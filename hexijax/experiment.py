@@ -93,10 +93,13 @@ class Experiment:
     """Steps between evaluations; 0: none."""
 
     eval_data: Any = None
-    """A ``Data`` to evaluate on."""
+    """A ``Data`` to evaluate on; its batches may end, the last one short."""
 
     eval_batches: int = 8
-    """Batches of an evaluation: the same first ones each time."""
+    """Batches of an evaluation: the same first ones each time, or all there are."""
+
+    eval_ends: bool = False
+    """Evaluate also before the first step and after the last."""
 
     tokens_per_sample: int = 1
     """Tokens in a sample, for tokens/s."""
@@ -121,8 +124,10 @@ class Experiment:
                 raise UserError(
                     f"Experiment.{field} is {value}; it must be positive and finite."
                 )
-        if self.eval_every and self.eval_data is None:
-            raise UserError(
-                f"Experiment.eval_every is {self.eval_every}, but there is no "
-                "eval_data to evaluate on. Give it a Data, or set eval_every=0."
-            )
+        for field in ("eval_every", "eval_ends"):
+            value = getattr(self, field)
+            if value and self.eval_data is None:
+                raise UserError(
+                    f"Experiment.{field} is {value}, but there is no eval_data to "
+                    f"evaluate on. Give it a Data, or set {field}={type(value)(0)}."
+                )

@@ -9,20 +9,18 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from hexijax.cli.engines import Machine, check_gpu, make_machine
 from hexijax.cli.screen import Screen
 from hexijax.cli.session import (
     SINGLE,
     Session,
     find_plan,
     open_session,
-    trace_chain,
-    training_facts,
 )
-from hexijax.cli.study import problem
-from hexijax.cli.training import Diverged, Loop
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
+from hexijax.job.intake import problem, trace_chain, training_facts
+from hexijax.job.loop import Diverged, Loop
+from hexijax.job.machine import Machine, make_machine
 from hexijax.plan import Plan, serial, text
 from hexijax.report import Meter, Metrics, RunFolder
 from hexijax.report.explain import brief
@@ -38,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen()
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
-        check_gpu()
+        _check_gpu()
     experiment = session.experiment
     resumed = None
     if arguments.resume is not None:
@@ -49,8 +47,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None
         plan = find_plan(session, chain, arguments.plan or stored, screen.say)
-        screen.say(brief(judge(experiment.name, plan, problem(session, chain))))
-    machine = make_machine(session, chain, plan, screen, emulate=arguments.emulate)
+        screen.say(
+            brief(
+                judge(
+                    experiment.name, plan, problem(experiment, chain, session.cluster)
+                )
+            )
+        )
+    machine = make_machine(
+        experiment,
+        session.cluster,
+        chain,
+        plan,
+        emulate=arguments.emulate,
+        progress=screen.compiling,
+    )
     machine.engine.init()
     batches = experiment.data.batches(experiment.batch_size)
     start = _resume(resumed, machine, experiment, batches, screen) if resumed else 0
@@ -76,10 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
             engine=machine.engine,
             experiment=experiment,
             batches=batches,
-            metrics=metrics,
             meter=meter,
             screen=screen,
-            save=_saver(folder, machine, experiment) if arguments.save_every else None,
+            write=metrics.write,
+            save=_saver(folder, machine, experiment, batches)
+            if arguments.save_every
+            else None,
             save_every=arguments.save_every,
         )
         status = "failed"
@@ -94,8 +107,20 @@ def run(arguments: argparse.Namespace) -> int:
             return DIVERGED
         finally:
             screen.close()
-            _report(arguments, folder, session, plan, machine, loop, status)
+            screen.say(
+                _report(
+                    arguments, folder, session, plan, machine, metrics, meter, status
+                )
+            )
     return 0 if status == "done" else INTERRUPTED
+
+
+def _check_gpu() -> None:
+    """Raises a ``UserError`` where a GPU is present that JAX cannot see."""
+    from hexijax.cli.doctor import missing_gpu_message
+
+    if message := missing_gpu_message():
+        raise UserError(message)
 
 
 def _write_temps(folder: RunFolder, machine: Machine) -> None:
@@ -133,18 +158,21 @@ def _resume(
 
 
 def _saver(
-    folder: RunFolder, machine: Machine, experiment: Experiment
-) -> Callable[[int, Any], None]:
+    folder: RunFolder,
+    machine: Machine,
+    experiment: Experiment,
+    batches: BatchIterator,
+) -> Callable[[int], None]:
     facts = {**_facts(experiment), "versions": versions()}
 
-    def save(step: int, data_state: Any) -> None:
+    def save(step: int) -> None:
         from hexijax import checkpoint  # imports Orbax: for those who save
 
         checkpoint.save(
             folder.checkpoints,
             machine.engine,
             step=step,
-            data_state=data_state,
+            data_state=batches.get_state(),
             facts=facts,
         )
 
@@ -166,15 +194,16 @@ def _report(
     session: Session,
     plan: Plan | None,
     machine: Machine,
-    loop: Loop,
+    metrics: Metrics,
+    meter: Meter,
     status: str,
-) -> None:
-    """Writes report.json, and shows its few lines."""
+) -> str:
+    """Writes report.json; returns its few lines."""
     report = make_report(
         name=session.experiment.name,
         status=status,
-        metrics=loop.metrics,
-        meter=loop.meter,
+        metrics=metrics,
+        meter=meter,
         plan=plan,
         cluster=session.cluster,
         devices=machine.devices,
@@ -183,4 +212,4 @@ def _report(
     write_json(folder.report, report)
     if arguments.json:
         write_json(arguments.json, report)
-    loop.screen.say(render(report, str(folder.path)))
+    return render(report, str(folder.path))

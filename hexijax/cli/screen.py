@@ -58,6 +58,9 @@ class Screen:
     def step(self, line: Mapping[str, float | int | None], steps: int) -> None:
         """A step has ended, with these metrics."""
         done = int(line["step"] or 0) + 1
+        if "loss" not in line:  # an evaluation before the first step
+            self.say(f"step {done}  held-out loss {_show(line['eval_loss'], '.4f')}")
+            return
         parts = [f"loss {_show(line['loss'], '.4f')}"]
         parts += [f"{_show(line['tokens_per_s'], ',.0f')} tokens/s"]
         if "eval_loss" in line:

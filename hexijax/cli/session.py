@@ -9,17 +9,16 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from hexijax.cli import platform
 from hexijax.cli.fields import Source, read_source
 from hexijax.cli.loading import beside, find_experiment, load_experiment
 from hexijax.cli.settings import parse_settings
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
+from hexijax.job import platform
+from hexijax.job.plans import new_plan, read_plan
 from hexijax.layers.chain import Chain
-from hexijax.plan import Plan, PlanError, checks, serial, text
-from hexijax.plan.training import Training
-from hexijax.planner import PlanOptions, make_plan
+from hexijax.plan import Plan, PlanError
 
 SINGLE = "single"
 """``--plan single``: the plain program on one device."""
@@ -80,32 +79,6 @@ def read_cluster(file: Path) -> Cluster:
     return Cluster.from_toml(file)
 
 
-def trace_chain(experiment: Experiment) -> Chain:
-    """The experiment's model as layers, on shapes alone."""
-    from hexijax.layers import kernels
-    from hexijax.runtime.engine import abstract_params
-
-    if experiment.data is None:
-        raise UserError(
-            f"The experiment {experiment.name!r} has no data. Give it a Data, such as "
-            "hexijax.data.TextBytes()."
-        )
-    if experiment.optimizer is None:
-        raise UserError(
-            f"The experiment {experiment.name!r} has no optimizer. Give it an optax "
-            "gradient transformation, such as optax.adamw(1e-3)."
-        )
-    return kernels.trace_chain(
-        experiment.loss,
-        abstract_params(experiment),
-        next(experiment.data.batches(1)),
-        dtype=experiment.dtype,
-        name=experiment.name,
-        per_microbatch=experiment.per_microbatch,
-        tokens_per_sample=experiment.tokens_per_sample,
-    )
-
-
 def find_plan(
     session: Session,
     chain: Chain,
@@ -120,66 +93,15 @@ def find_plan(
         given: what the user or the resumed run names; it must fit.
         tell: is told why the experiment's own plan was put aside.
     """
+    experiment = session.experiment
     if given is not None:
-        return _read_plan(Path(given), session, chain)
-    own = session.experiment.plan
+        return read_plan(Path(given), experiment, chain, session.cluster)
+    own = experiment.plan
     if own:
         # It was written for the experiment as it stands: a setting may outgrow it.
         try:
-            return _read_plan(beside(session.source, own), session, chain)
+            file = beside(session.source, own)
+            return read_plan(file, experiment, chain, session.cluster)
         except PlanError as error:
             tell(f"{own} does not fit, so a plan is made. {error}")
-    experiment = session.experiment
-    return make_plan(
-        chain,
-        session.cluster,
-        batch_size=experiment.batch_size,
-        dtype=experiment.dtype,
-        options=plan_options(experiment),
-    )
-
-
-def _read_plan(file: Path, session: Session, chain: Chain) -> Plan:
-    """The plan in a plan.txt or plan.json, held against what it is to run."""
-    plan = serial.load(file).plan if file.suffix == ".json" else text.read(file)
-    checks.check(plan, chain, session.cluster)
-    wanted = session.experiment.batch_size
-    if plan.batch_size != wanted:
-        raise PlanError(
-            f"The plan {file} is for batches of {plan.batch_size} samples, and "
-            f"{session.experiment.name} asks for {wanted}. Batches are exact under "
-            f"every plan: --set batch_size={plan.batch_size}, or plan again."
-        )
-    return plan
-
-
-def plan_options(experiment: Experiment) -> PlanOptions:
-    """What the search must respect."""
-    training = training_facts(experiment)
-    return PlanOptions(
-        max_microbatch_size=training.max_microbatch_size,
-        moments=training.moments,
-        whole_leaves=training.whole_leaves,
-    )
-
-
-def training_facts(experiment: Experiment) -> Training:
-    """What the optimizer and the rules of a step ask of a plan."""
-    import jax
-
-    from hexijax.runtime.engine import abstract_params
-    from hexijax.runtime.optimizer import Reach, classify
-
-    params = abstract_params(experiment)
-    state = jax.eval_shape(experiment.optimizer.init, params)
-    sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state, params)
-    ]
-    return Training(
-        dtype=experiment.dtype,
-        moments=round(sizes[0] / max(1, sizes[1])),
-        whole_leaves=classify(experiment.optimizer, params) is Reach.PER_LEAF,
-        clip=experiment.clip_norm is not None,
-        skip_nonfinite=experiment.skip_nonfinite,
-        max_microbatch_size=experiment.max_microbatch_size,
-    )
+    return new_plan(experiment, chain, session.cluster)

@@ -12,16 +12,13 @@ from pathlib import Path
 from hexijax.cli.prices import read_prices
 from hexijax.cli.session import (
     SINGLE,
-    Session,
     find_plan,
     open_session,
     read_cluster,
-    trace_chain,
-    training_facts,
 )
 from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
-from hexijax.layers.chain import Chain
+from hexijax.job.intake import problem, trace_chain
 from hexijax.plan import Plan, checks, serial
 from hexijax.planner import Objective
 from hexijax.report.folder import temps_beside
@@ -119,21 +116,9 @@ def _from_experiment(
     if own_plan and (given or experiment.plan):
         plan = find_plan(session, chain, given, tell)
     return Study(
-        problem=problem(session, chain),
+        problem=problem(experiment, chain, session.cluster),
         plan=plan,
         folder=arguments.out / experiment.name,
-    )
-
-
-def problem(session: Session, chain: Chain) -> Problem:
-    """An experiment's problem."""
-    experiment = session.experiment
-    return Problem(
-        name=experiment.name,
-        chain=chain,
-        cluster=session.cluster,
-        batch_size=experiment.batch_size,
-        training=training_facts(experiment),
     )
 
 

@@ -76,7 +76,8 @@ class Metrics:
     """``metrics.jsonl``: a line a step, on disk when the step is over.
 
     A line holds ``step``, ``loss``, ``grad_norm``, ``step_s``, ``tokens_per_s``,
-    ``mfu`` and the loss's own metrics; ``eval_loss`` in steps with an evaluation.
+    ``mfu`` and the loss's own metrics; ``eval_loss`` in steps with an evaluation. An
+    evaluation before the first step is a line of step -1 without a ``loss``.
     Numbers that are not finite are written as text (``"nan"``): JSON has none.
     """
 
@@ -101,6 +102,8 @@ class Metrics:
         self._file.close()
 
     def _count(self, line: Mapping[str, Any]) -> None:
+        if "loss" not in line:
+            return
         loss = float(line["loss"])
         if self.first_loss is None:
             self.first_loss = loss

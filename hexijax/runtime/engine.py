@@ -49,7 +49,7 @@ from hexijax.runtime.lowering import Work
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
-from hexijax.runtime.results import StepResult
+from hexijax.runtime.results import StepResult, Sums, means
 from hexijax.runtime.segments import (
     Compiled,
     Compiler,
@@ -361,12 +361,21 @@ class Engine:
 
     def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
         """Loss and metrics of a global batch, without a gradient."""
+        return means(self.sums(batch, step))
+
+    def sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
+        """The same before the division, for a mean over many batches.
+
+        Args:
+          batch: arrays by name, as a step's.
+          number: random keys follow from it, where the loss draws.
+        """
         if self._evaluator is None:
             program = lower(self.plan, self.chain, rules=self._rules, evaluation=True)
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
-        weight = self._begin(batch, step)
+        weight = self._begin(batch, number)
         params = [
             names.param(place, name)
             for name, group in self.groups.items()
@@ -377,7 +386,7 @@ class Engine:
         left = self._evaluator.run_body()
         for buffer in params:  # or they would outlive the next update
             self._evaluator.put(buffer, None)
-        return self._fetch(left, weight)
+        return self._totals(left, weight)
 
     def _seed(self, replica: int, weight: float) -> float:
         """What a replica's loss sums are multiplied by in the backward.
@@ -459,7 +468,8 @@ class Engine:
 
         return jax.jit(f, out_shardings=self.layout.replicated(place))
 
-    def _fetch(self, left: Mapping[Any, Any], weight: float) -> dict[str, float]:
+    def _totals(self, left: Mapping[Any, Any], weight: float) -> Sums:
+        """The loss and each metric: sums over the batch, and their weights."""
         by_name = {b.subject: value for b, value in left.items()}
         totals: dict[str, float] = {}
         for scalars in jax.device_get(by_name["loss"]):
@@ -467,11 +477,16 @@ class Engine:
                 totals[name] = totals.get(name, 0.0) + float(
                     np.sum(lanes, dtype=np.float64)
                 )
-        result = {"loss": totals["sum"] / weight, "weight": weight}
+        sums = {"loss": (totals["sum"], weight)}
         for name, total in totals.items():
             if name.startswith("metric:"):
                 key = name.removeprefix("metric:")
-                result[key] = total / totals.get(f"metric_weight:{key}", weight)
+                sums[key] = (total, totals.get(f"metric_weight:{key}", weight))
+        return sums
+
+    def _fetch(self, left: Mapping[Any, Any], weight: float) -> dict[str, float]:
+        by_name = {b.subject: value for b, value in left.items()}
+        result = {**means(self._totals(left, weight)), "weight": weight}
         if "norm" in by_name:
             norm, _, finite = (float(x) for x in jax.device_get(by_name["norm"]))
             result |= {"grad_norm": norm, "finite": finite}

@@ -15,7 +15,7 @@ import optax
 from hexijax.experiment import Experiment
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.intake import initial_params
-from hexijax.runtime.results import StepResult
+from hexijax.runtime.results import StepResult, Sums, means
 
 
 class PlainEngine:
@@ -103,11 +103,15 @@ class PlainEngine:
 
     def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
         """Loss and metrics without a gradient."""
+        return means(self.sums(batch, step))
+
+    def sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
+        """The same before the division; see ``Engine.sums``."""
         total, weight, metrics = jax.device_get(
-            self._evaluate(self._params, *self._inputs(batch, step))
+            self._evaluate(self._params, *self._inputs(batch, number))
         )
-        means = {k: float(s) / float(w) for k, (s, w) in metrics.items()}
-        return {"loss": float(total) / float(weight), "weight": float(weight), **means}
+        pairs = {"loss": (total, weight), **metrics}
+        return {name: (float(s), float(w)) for name, (s, w) in pairs.items()}
 
     def params(self) -> Any:
         """The parameter tree, on the host."""

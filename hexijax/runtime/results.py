@@ -1,7 +1,16 @@
 """What a step returns: numbers still being computed, fetched when someone looks."""
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+
+Sums = Mapping[str, tuple[float, float]]
+"""``loss`` and each metric: the sum over samples, and the weight it is divided by."""
+
+
+def means(sums: Sums) -> dict[str, float]:
+    """Each sum over its weight; NaN where nothing has weight."""
+    return {k: s / w if w else math.nan for k, (s, w) in sums.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from experiments import quickstart
 from hexijax.cli.fields import read_source
 from hexijax.cli.loading import load_experiment
 from hexijax.cli.main import main
-from hexijax.cli.session import trace_chain
 from hexijax.cluster import Cluster
+from hexijax.job.intake import trace_chain
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.planner import PlanOptions, make_plan

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hexijax.cli import platform
 from hexijax.cluster import Cluster
+from hexijax.job import platform
 
 CLUSTERS = Path(__file__).parents[2] / "experiments" / "clusters"
 FORCE = "--xla_force_host_platform_device_count"

@@ -1,12 +1,11 @@
 """An engine for a plan: the devices that stand for the cluster's, compiled on."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hexijax.cli.screen import Screen
-from hexijax.cli.session import Session
-from hexijax.errors import UserError
+from hexijax.cluster import Cluster
+from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.report.summary import peak_flops_per_s
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
 
     from hexijax.runtime.engine import Engine
     from hexijax.runtime.plain import PlainEngine
+
+Progress = Callable[[str, int, int], None]
+"""What is being compiled, how many programs are done, and of how many."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,19 +38,28 @@ class Machine:
 
 
 def make_machine(
-    session: Session,
+    experiment: Experiment,
+    cluster: Cluster,
     chain: Chain,
     plan: Plan | None,
-    screen: Screen,
     *,
     emulate: bool = False,
+    progress: Progress | None = None,
 ) -> Machine:
-    """Compiles a plan, telling the screen; None: the plain program on one device."""
+    """Compiles a plan; None: the plain program on one device.
+
+    Args:
+        experiment: what is trained.
+        cluster: whose devices the plan names.
+        chain: the experiment's model.
+        plan: who does what.
+        emulate: let any device stand for any other.
+        progress: told (what, done, total) while compiling.
+    """
     from hexijax.runtime.devices import assign
     from hexijax.runtime.engine import Engine
     from hexijax.runtime.plain import PlainEngine
 
-    experiment, cluster = session.experiment, session.cluster
     devices = assign(cluster, emulate=emulate)
     if plan is None:
         name, device = next(iter(devices.items()))
@@ -58,9 +69,7 @@ def make_machine(
     else:
         used = sorted({name for _, stage in plan.stages() for name in stage.devices})
         peak = peak_flops_per_s(plan, cluster)
-        engine = Engine(
-            experiment, plan, chain, cluster, devices, progress=screen.compiling
-        )
+        engine = Engine(experiment, plan, chain, cluster, devices, progress=progress)
     flops = sum(layer.forward_flops + layer.backward_flops for layer in chain.layers)
     return Machine(
         engine=engine,
@@ -68,14 +77,6 @@ def make_machine(
         peak_flops_per_s=None if emulate else peak,
         flops_per_step=flops * experiment.batch_size,
     )
-
-
-def check_gpu() -> None:
-    """Raises a ``UserError`` where a GPU is present that JAX cannot see."""
-    from hexijax.cli.doctor import missing_gpu_message
-
-    if message := missing_gpu_message():
-        raise UserError(message)
 
 
 def _describe(device: "jax.Device") -> str:

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from hexijax.cli.screen import Screen
-from hexijax.cli.training import MAX_SKIPPED, Diverged, Loop
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
+from hexijax.job.loop import MAX_SKIPPED, Diverged, Loop
 from hexijax.report import Meter, Metrics
 from hexijax.report.metrics import read_metrics
 
@@ -27,9 +27,10 @@ class Count:
     """Batches that are their own number."""
 
     at: int = 0
+    end: int | None = None
 
     def batches(self, batch_size: int) -> "Count":
-        return Count()
+        return Count(end=self.end)
 
     def fingerprint(self) -> str:
         return "count"
@@ -38,8 +39,10 @@ class Count:
         return self
 
     def __next__(self) -> Batch:
+        if self.at == self.end:
+            raise StopIteration
         self.at += 1
-        return {"n": np.asarray(self.at - 1)}
+        return {"n": np.asarray([self.at - 1])}
 
     def get_state(self) -> Any:
         return {"at": self.at}
@@ -61,7 +64,7 @@ class Engine:
         self.losses, self.finite = losses or {}, finite
 
     def step(self, batch: Batch, step: int) -> Step:
-        assert batch["n"] == step
+        assert batch["n"][0] == step
         self.log.append(f"step {step}")
 
         def fetch() -> dict[str, float]:
@@ -76,9 +79,11 @@ class Engine:
 
         return Step(fetch)
 
-    def evaluate(self, batch: Batch, step: int) -> dict[str, float]:
-        self.log.append(f"evaluate {step}")
-        return {"loss": float(batch["n"]), "weight": 1.0 + 2.0 * batch["n"]}
+    def sums(self, batch: Batch, number: int) -> dict[str, tuple[float, float]]:
+        self.log.append(f"evaluate {number}")
+        (n,) = batch["n"]
+        assert n == number
+        return {"loss": (n * (1 + 2 * n), 1 + 2 * n), "own": (3.0, 1.0 + n)}
 
 
 @pytest.fixture
@@ -96,14 +101,16 @@ def make_loop(tmp_path: Path) -> Iterator[Callable[..., Loop]]:
 def new_loop(metrics: Metrics, engine: Engine, **fields: Any) -> Loop:
     saves = fields.pop("save", None)
     every = fields.pop("save_every", 0)
+    batches = Count(end=fields.pop("end", None))
+    screen = fields.pop("screen", None) or Screen(Console(file=io.StringIO()))
     return Loop(
         engine=engine,
         experiment=Experiment(loss=None, **fields),
-        batches=Count(),
-        metrics=metrics,
+        batches=batches,
         meter=Meter(tokens_per_step=1.0, flops_per_step=1.0, peak_flops_per_s=None),
-        screen=Screen(Console(file=io.StringIO())),
-        save=saves,
+        screen=screen,
+        write=metrics.write,
+        save=saves and (lambda step: saves(step, batches.get_state())),
         save_every=every,
     )
 
@@ -132,9 +139,69 @@ def test_evaluation_is_a_mean_by_weight_over_the_same_batches(
     loop.run()
     lines = read_metrics(tmp_path / "metrics.jsonl")
     assert [line.get("eval_loss") for line in lines] == [None, 0.75, None, 0.75]
+    # A metric with a weight of its own is divided by that, not by the loss's.
+    assert [line.get("eval_own") for line in lines] == [None, 2.0, None, 2.0]
     assert engine.log.index("fetch 1") < engine.log.index("evaluate 1")
-    with pytest.raises(UserError, match="there is no eval_data"):
-        Experiment(loss=None, eval_every=1)
+    for field, says in [("eval_every", "set eval_every=0"), ("eval_ends", "=False")]:
+        with pytest.raises(UserError, match=f"there is no eval_data .*{says}"):
+            Experiment(loss=None, **{field: 1 if field == "eval_every" else True})
+
+
+def test_evaluation_before_the_first_step_and_after_the_last(tmp_path: Path, make_loop):
+    engine = Engine()
+    make_loop(
+        engine, steps=3, eval_every=2, eval_ends=True, eval_batches=1, eval_data=Count()
+    ).run()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(line["step"], "eval_loss" in line, "loss" in line) for line in lines] == [
+        (-1, True, False),
+        (0, False, True),
+        (1, True, True),
+        (2, True, True),
+    ]
+    assert engine.log[0] == "evaluate 0"
+    assert engine.log[-1] == "evaluate 0"
+    report = Metrics(tmp_path / "metrics.jsonl", continue_at=9)
+    assert (report.steps, report.first_loss, report.last_loss) == (3, 0.0, 2.0)
+    report.close()
+
+
+def test_evaluation_data_that_ends_is_evaluated_whole(
+    tmp_path: Path, make_loop, capsys
+):
+    make_loop(Engine(), steps=4, eval_every=2, eval_data=Count(end=3)).run()
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert lines[1]["eval_loss"] == lines[3]["eval_loss"] == (0 + 3 + 10) / (1 + 3 + 5)
+    assert (
+        capsys.readouterr().out.count(
+            "The evaluation's data ended after 3 of 8 batches: all its 3 samples are "
+            "evaluated each time."
+        )
+        == 1
+    )  # said once
+    with pytest.raises(UserError, match="data ended before its first"):
+        make_loop(Engine(), steps=4, eval_every=2, eval_data=Count(end=0)).run()
+
+
+def test_data_that_ends_early_is_told_and_what_was_done_stands(
+    tmp_path: Path, make_loop
+):
+    saved: list[Any] = []
+    loop = make_loop(
+        Engine(),
+        steps=9,
+        end=5,
+        save=lambda *args: saved.append(args),
+        save_every=4,
+    )
+    with pytest.raises(
+        UserError,
+        match=r"The data ended after 5 batches, and 9 steps were asked for\. The first "
+        r"5 steps of the run are done and stand\. Give data that starts over",
+    ):
+        loop.run()
+    assert saved == [(4, {"at": 4}), (5, {"at": 5})]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 5
 
 
 def test_ctrl_c_lets_the_step_end_and_saves_if_asked(tmp_path: Path, make_loop):

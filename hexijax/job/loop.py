@@ -8,14 +8,18 @@ import dataclasses
 import math
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from hexijax.cli.screen import Screen
-from hexijax.experiment import Batch, BatchIterator, Experiment
-from hexijax.report import Meter, Metrics
+from hexijax.errors import UserError
+from hexijax.experiment import Batch, Experiment
+from hexijax.job.evaluation import Evaluator, evaluate
+from hexijax.report import Meter
+
+Line = Mapping[str, float | int | None]
+"""What is told of a step."""
 
 MAX_SKIPPED = 20
 """Steps in a row that ``skip_nonfinite`` may skip before the run counts as lost."""
@@ -36,15 +40,32 @@ class Result(Protocol):
 
 
 @runtime_checkable
-class Trainee(Protocol):
+class Trainee(Evaluator, Protocol):
     """What is trained: an engine."""
 
     def step(self, batch: Batch, step: int) -> Result:
         """One optimizer step, not waited for."""
         ...
 
-    def evaluate(self, batch: Batch, step: int) -> dict[str, float]:
-        """Loss and metrics without a gradient."""
+
+@runtime_checkable
+class Watcher(Protocol):
+    """Who is told how a run goes: a screen, a person's own code."""
+
+    def say(self, text: str) -> None:
+        """Something worth a line."""
+        ...
+
+    def training(self, steps: int, start: int) -> None:
+        """Steps follow, from ``start``."""
+        ...
+
+    def step(self, line: Line, steps: int) -> None:
+        """A step has ended, or an evaluation before the first."""
+        ...
+
+    def close(self) -> None:
+        """No more steps follow."""
         ...
 
 
@@ -54,33 +75,41 @@ class Loop:
 
     engine: Trainee
     experiment: Experiment
-    batches: BatchIterator
-    metrics: Metrics
+    batches: Iterator[Batch]
     meter: Meter
-    screen: Screen
+    screen: Watcher
 
-    save: Callable[[int, Any], None] | None = None
-    """``save(steps done, data position)``; None: nothing is saved."""
+    write: Callable[[Line], None] | None = None
+    """Takes each line, for a file."""
+
+    save: Callable[[int], None] | None = None
+    """``save(steps done)``; None: nothing is saved."""
 
     save_every: int = 0
     """Steps between saves; the last step is always saved."""
 
     _skipped: int = dataclasses.field(default=0, init=False)
     _saved: int = dataclasses.field(default=0, init=False)
+    _told_end: bool = dataclasses.field(default=False, init=False)
 
     def run(self, start: int = 0) -> bool:
         """Trains from step ``start``; False: Ctrl-C ended it early.
 
         Raises:
           Diverged: a loss or gradient is not finite.
+          UserError: the data ended early; what was trained stands.
         """
         steps, pending = self.experiment.steps, None
         done = self._saved = start
         self.screen.training(steps, start)
+        if start == 0 and self.experiment.eval_ends:
+            self._tell({"step": -1, **self._evaluate()})
         with _asked_to_stop(self.screen) as stop:
             self.meter.start()
             for step in range(start, steps):
-                batch = next(self.batches)
+                batch = next(self.batches, None)
+                if batch is None:
+                    break
                 began_s = self.meter.clock()
                 result = self.engine.step(batch, step)
                 dispatch_s = self.meter.clock() - began_s
@@ -100,10 +129,14 @@ class Loop:
             if done > self._saved:
                 self._save(done)
         self.screen.close()
+        if done < steps and not stop.is_set():
+            raise UserError(_ended(done - start, steps - start, start))
         return done == steps
 
     def _evaluates(self, step: int) -> bool:
-        every = self.experiment.eval_every
+        every, last = self.experiment.eval_every, step + 1 == self.experiment.steps
+        if self.experiment.eval_ends and last:
+            return True
         return bool(every) and (step + 1) % every == 0
 
     def _saves(self, step: int) -> bool:
@@ -111,7 +144,7 @@ class Loop:
 
     def _save(self, done: int) -> None:
         if self.save:
-            self.save(done, self.batches.get_state())
+            self.save(done)
         self._saved = done
 
     def _finish(self, step: int, result: Result, dispatch_s: float) -> None:
@@ -119,11 +152,10 @@ class Loop:
         values = result.fetch()
         speeds = self.meter.tick(dispatch_s)
         finite, weight = values.pop("finite", 1.0), values.pop("weight", None)
-        line: dict[str, float | int | None] = {"step": step, **values, **speeds}
+        line = {"step": step, **values, **speeds}
         if self._evaluates(step):
-            line |= self._evaluate(step)
-        self.metrics.write(line)
-        self.screen.step(line, self.experiment.steps)
+            line |= self._evaluate()
+        self._tell(line)
         if weight == 0.0:
             raise Diverged(
                 f"The batch of step {step} has weight 0: there is nothing to average "
@@ -131,17 +163,24 @@ class Loop:
             )
         self._check_finite(step, values, finite=bool(finite))
 
-    def _evaluate(self, step: int) -> dict[str, float]:
+    def _tell(self, line: Line) -> None:
+        if self.write:
+            self.write(line)
+        self.screen.step(line, self.experiment.steps)
+
+    def _evaluate(self) -> dict[str, float]:
         """Means over the same first batches of the held-out data, each time."""
-        experiment, sums, total = self.experiment, dict[str, float](), 0.0
+        experiment = self.experiment
         batches = experiment.eval_data.batches(experiment.batch_size)
-        for _ in range(experiment.eval_batches):
-            values = self.engine.evaluate(next(batches), step)
-            weight = values.pop("weight")
-            total += weight
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + weight * value
-        return {f"eval_{name}": value / total for name, value in sums.items()}
+        found = evaluate(self.engine, batches, experiment.eval_batches)
+        if found.batches < experiment.eval_batches and not self._told_end:
+            self._told_end = True
+            self.screen.say(
+                f"The evaluation's data ended after {found.batches} of "
+                f"{experiment.eval_batches} batches: all its {found.samples} samples "
+                "are evaluated each time."
+            )
+        return {f"eval_{name}": value for name, value in found.means.items()}
 
     def _check_finite(
         self, step: int, values: dict[str, float], *, finite: bool
@@ -173,8 +212,16 @@ class Loop:
         raise Diverged(f"The {what}. {ways}")
 
 
+def _ended(batches: int, asked: int, start: int) -> str:
+    return (
+        f"The data ended after {batches} batches, and {asked} steps were asked for. "
+        f"The first {start + batches} steps of the run are done and stand. Give data "
+        "that starts over (a Data's batches are endless), or ask for fewer steps."
+    )
+
+
 @contextmanager
-def _asked_to_stop(screen: Screen) -> Generator[threading.Event]:
+def _asked_to_stop(screen: Watcher) -> Generator[threading.Event]:
     """An event that the first Ctrl-C sets; the second interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,84 @@
+"""What a planner needs to know of an experiment: its layers, and what a step asks.
+
+    Experiment -> trace_chain -> Chain
+    Experiment -> training_facts -> Training -> plan_options -> PlanOptions
+
+On shapes alone: nothing is computed.
+"""
+
+from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+from hexijax.experiment import Experiment
+from hexijax.layers.chain import Chain
+from hexijax.plan.training import Training
+from hexijax.planner import PlanOptions
+from hexijax.report.problem import Problem
+
+
+def trace_chain(experiment: Experiment) -> Chain:
+    """The experiment's model as layers, on shapes alone."""
+    from hexijax.layers import kernels
+    from hexijax.runtime.engine import abstract_params
+
+    if experiment.data is None:
+        raise UserError(
+            f"The experiment {experiment.name!r} has no data. Give it a Data, such as "
+            "hexijax.data.TextBytes()."
+        )
+    if experiment.optimizer is None:
+        raise UserError(
+            f"The experiment {experiment.name!r} has no optimizer. Give it an optax "
+            "gradient transformation, such as optax.adamw(1e-3)."
+        )
+    return kernels.trace_chain(
+        experiment.loss,
+        abstract_params(experiment),
+        next(experiment.data.batches(1)),
+        dtype=experiment.dtype,
+        name=experiment.name,
+        per_microbatch=experiment.per_microbatch,
+        tokens_per_sample=experiment.tokens_per_sample,
+    )
+
+
+def plan_options(experiment: Experiment) -> PlanOptions:
+    """What the search must respect."""
+    training = training_facts(experiment)
+    return PlanOptions(
+        max_microbatch_size=training.max_microbatch_size,
+        moments=training.moments,
+        whole_leaves=training.whole_leaves,
+    )
+
+
+def training_facts(experiment: Experiment) -> Training:
+    """What the optimizer and the rules of a step ask of a plan."""
+    import jax
+
+    from hexijax.runtime.engine import abstract_params
+    from hexijax.runtime.optimizer import Reach, classify
+
+    params = abstract_params(experiment)
+    state = jax.eval_shape(experiment.optimizer.init, params)
+    sizes = [
+        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state, params)
+    ]
+    return Training(
+        dtype=experiment.dtype,
+        moments=round(sizes[0] / max(1, sizes[1])),
+        whole_leaves=classify(experiment.optimizer, params) is Reach.PER_LEAF,
+        clip=experiment.clip_norm is not None,
+        skip_nonfinite=experiment.skip_nonfinite,
+        max_microbatch_size=experiment.max_microbatch_size,
+    )
+
+
+def problem(experiment: Experiment, chain: Chain, cluster: Cluster) -> Problem:
+    """What is planned, whole."""
+    return Problem(
+        name=experiment.name,
+        chain=chain,
+        cluster=cluster,
+        batch_size=experiment.batch_size,
+        training=training_facts(experiment),
+    )
