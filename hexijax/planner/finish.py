@@ -36,10 +36,14 @@ PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
 
 RESCORED = 16
-"""Layouts that are scored under eager 1F1B too, those that seem best under it."""
+"""Layouts that are scored under eager 1F1B too, those that seem best under it: of all
+that gain, and of those that gain much."""
 
-WORTH, HOPE = 0.01, 0.001
-"""Less is no reason to play another schedule, or to split layers anew for it."""
+WORTH = 0.01
+"""Less is no reason to play another schedule."""
+
+HOPE, MUCH = 0.001, 0.05
+"""Gains that are a reason to split layers anew for it."""
 
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
@@ -183,13 +187,17 @@ class Finisher:
         Long ones with slow borders are far behind under 1F1B.
         """
         eager = self._under(Schedule.EAGER)
-        hopeful = [
-            (cost, i)
-            for i, plain in enumerate(scored)
-            if (cost := self._scorer.early_cost(plain)) < plain.cost * (1 - HOPE)
-        ]
+        costs = [self._scorer.early_cost(plain) for plain in scored]
+        tried: set[int] = set()
+        for gain in (HOPE, MUCH):  # memory may take back what seems little
+            hopeful = (
+                (cost, i)
+                for i, (cost, plain) in enumerate(zip(costs, scored, strict=True))
+                if cost < plain.cost * (1 - gain)
+            )
+            tried.update(i for _, i in heapq.nsmallest(RESCORED, hopeful))
         found: dict[object, Scored] = {}
-        for _, i in sorted(hopeful)[:RESCORED]:
+        for i in sorted(tried):
             self._check_time()
             early = eager.score(scored[i].layout)
             if early and early.cost < scored[i].cost * (1 - WORTH):
