@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from hexijax.cluster import Cluster
     from hexijax.experiment import Experiment
     from hexijax.planner import make_plan
+    from hexijax.weights import load
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Experiment", "__version__", "make_plan"]
+__all__ = ["Cluster", "Experiment", "__version__", "load", "make_plan"]
 
 _HOME_OF = {
     "Cluster": "hexijax.cluster",
     "Experiment": "hexijax.experiment",
+    "load": "hexijax.weights",
     "make_plan": "hexijax.planner",
 }
 

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from hexijax.errors import UserError
+from hexijax.weights.source import Source
 
 Params = Any
 """A tree of arrays, as the user's model names them."""
@@ -50,8 +52,10 @@ class Experiment:
     """``loss(params, batch, keys) -> (sum, weight)`` or with a dict of metrics; one of
     ``hexijax.layers.loss.ModelLoss`` can also change dtype and attention by stage."""
 
-    init: Callable[..., Params] | None = None
-    """``init(key) -> params``; None: the loss's own ``init``."""
+    init: Callable[..., Params] | Params | str | Path | Source | None = None
+    """``init(key) -> params``, a tree of arrays, or weights: the path, relative to the
+    experiment's folder, of a safetensors file, a folder of them, an Orbax folder or a
+    run, or one of ``hexijax.weights``; None: the loss's own ``init``."""
 
     optimizer: Any = None
     """An optax gradient transformation without clipping (see ``clip_norm``)."""

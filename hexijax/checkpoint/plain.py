@@ -2,7 +2,7 @@
 
     folder/
       300/state/   every array of ``engine.arrays()``, by its key, as its shards lie
-      300/meta/    JSON: step, data position, facts, shapes
+      300/meta/    JSON: step, data position, facts, shapes, where each parameter is
 
 Orbax writes a step under another name and renames it last: a half-written step does not
 exist. Saving waits until all bytes are written.
@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hexijax.errors import UserError
+from hexijax.weights.runs import Stored, index_json
 
 if TYPE_CHECKING:
     import jax
 
 FORMAT_VERSION = 1
+
+CHUNK_BYTES = 16 * 2**20
+"""Of a stored array: whoever reads a few rows decodes no more than this."""
 
 
 @runtime_checkable
@@ -32,6 +36,10 @@ class Stateful(Protocol):
 
     def array_targets(self) -> "dict[str, jax.ShapeDtypeStruct]":
         """Shape, dtype and sharding of each of them."""
+        ...
+
+    def stored_params(self) -> list[Stored]:
+        """Which of them holds which box of which parameter."""
         ...
 
     def load_arrays(self, arrays: "dict[str, jax.Array]") -> None:
@@ -81,9 +89,11 @@ def save(
         "data_state": data_state,
         "facts": dict(facts),
         "arrays": {key: _describe(array) for key, array in arrays.items()},
+        "params": index_json(engine.stored_params()),
     }
     # Orbax refuses arrays without elements; their shape says all about them.
     stored = {key: array for key, array in arrays.items() if array.size}
+    chunked = {key: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES) for key in stored}
     options = ocp.CheckpointManagerOptions(
         max_to_keep=keep, enable_async_checkpointing=False
     )
@@ -91,7 +101,8 @@ def save(
         manager.save(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardSave(stored), meta=ocp.args.JsonSave(meta)
+                state=ocp.args.StandardSave(stored, save_args=chunked),
+                meta=ocp.args.JsonSave(meta),
             ),
             force=True,
         )
@@ -124,7 +135,8 @@ def restore(
     if step is None or not (folder / str(step)).is_dir():
         what = "no checkpoint" if step is None else f"no step {step}"
         raise UserError(
-            f"There is {what} in {folder}. A run writes them with --save-every N."
+            f"There is {what} in {folder}. A run writes one at its end, unless it was "
+            "told --no-save, and every N steps with --save-every N."
         )
     place, targets = folder.resolve() / str(step), engine.array_targets()
     meta = _read_meta(place)

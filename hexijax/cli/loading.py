@@ -19,6 +19,8 @@ from hexijax.cli.fields import FUNCTION, Source
 from hexijax.cli.settings import Value
 from hexijax.errors import UserError, did_you_mean
 from hexijax.experiment import Experiment
+from hexijax.weights.opening import beside as weights_beside
+from hexijax.weights.opening import is_weights
 
 
 def find_experiment(name: str) -> Path:
@@ -76,6 +78,8 @@ def load_experiment(source: Source, values: Mapping[str, Value]) -> Experiment:
             f"{FUNCTION}() of {source.path} returned a {type(experiment).__name__}; it "
             "must return a hexijax.Experiment."
         )
+    if is_weights(experiment.init):
+        ours["init"] = weights_beside(experiment.init, source.path.parent)
     if experiment.name == _default_name():
         ours.setdefault("name", source.path.stem)
     return dataclasses.replace(experiment, **ours)

@@ -64,8 +64,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=0,
         metavar="N",
-        help="save every N steps and at the end",
+        help="save every N steps, and not only at the end",
     )
+    run.add_argument("--no-save", action="store_true", help="save nothing")
     run.add_argument(
         "--emulate",
         action="store_true",
@@ -109,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     whatif.add_argument(
         "--tokens", type=_seconds, metavar="N", help="say how many days N tokens take"
     )
+
+    _with_export(commands)
 
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
@@ -213,6 +216,44 @@ def _with_page(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _with_export(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    """The words of --to and --dtype are those of ``weights.export``."""
+    parser = commands.add_parser(
+        "export", help="a run's parameters, for others to read"
+    )
+    parser.set_defaults(start=_export)
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's folder")
+    parser.add_argument(
+        "--to",
+        choices=("orbax", "safetensors"),
+        required=True,
+        help="an Orbax folder of the plain Flax tree, or a safetensors file",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="PATH",
+        help="where to (default: orbax or safetensors in the run's folder)",
+    )
+    parser.add_argument(
+        "--names",
+        choices=("llama", "gpt2", "bert", "vit"),
+        help="name tensors as Hugging Face's model of that family does",
+    )
+    parser.add_argument(
+        "--step", type=_positive, metavar="N", help="a saved step (default: the last)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("came-as", "float32", "bfloat16", "float16"),
+        default="came-as",
+        help="of the numbers (default: that of the weights the run began with, or "
+        "float32)",
+    )
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
@@ -273,6 +314,12 @@ def _whatif(arguments: argparse.Namespace) -> int:
     from hexijax.cli.whatif import whatif
 
     return whatif(arguments)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from hexijax.cli.export import run_export
+
+    return run_export(arguments)
 
 
 def _catalog(arguments: argparse.Namespace) -> int:

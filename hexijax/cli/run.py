@@ -33,6 +33,11 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
+    if arguments.no_save and arguments.save_every:
+        raise UserError(
+            f"--no-save and --save-every {arguments.save_every} were both given: a run "
+            "saves or it does not. Leave one out."
+        )
     screen = Screen()
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
@@ -90,9 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
             meter=meter,
             screen=screen,
             write=metrics.write,
-            save=_saver(folder, machine, experiment, batches)
-            if arguments.save_every
-            else None,
+            save=None
+            if arguments.no_save
+            else _saver(folder, machine, experiment, batches),
             save_every=arguments.save_every,
         )
         status = "failed"

@@ -4,7 +4,7 @@ plan.txt, plan.json    what was run
 temps.json             what its programs took when compiled, for later plans' promises
 metrics.jsonl          a line a step
 report.json            the whole in figures
-checkpoints/<step>/    only if asked for
+checkpoints/<step>/    the last, and others if asked for
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class RunFolder:
                 return cls(path)
         raise UserError(
             f"--resume: {len(runs)} runs named {name!r} are in {out}, none with a "
-            "checkpoint. Runs write them with --save-every N."
+            "checkpoint. Runs write one at their end, unless told --no-save."
         )
 
     @property

@@ -38,6 +38,7 @@ from hexijax.program.program import (
 )
 from hexijax.runtime import devices as machine
 from hexijax.runtime import state as stored
+from hexijax.runtime import weights
 from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
@@ -57,6 +58,8 @@ from hexijax.runtime.segments import (
     lane_arrays,
     zeros,
 )
+from hexijax.weights.runs import Stored
+from hexijax.weights.source import Source
 
 
 class Engine:
@@ -119,6 +122,7 @@ class Engine:
         self.segments: Mapping[tuple[Place, int], Compiled] = parts.segments
         self._executor = Executor(self.program, parts)
         self._evaluator: Executor | None = None
+        self._came_as: Mapping[str, str] = {}
         self._batch: Mapping[str, np.ndarray] = {}
         self._seeds: dict[Place, jax.Array] = {}
 
@@ -283,27 +287,38 @@ class Engine:
     # State.
 
     def init(self) -> None:
-        """Parameters from the seed and fresh moments, at their homes."""
+        """The experiment's first parameters and fresh moments, at their homes."""
         self.set_params(
             initial_params(self.experiment, next(iter(self.devices.values())))
         )
 
     def set_params(self, params: Any) -> None:
-        """Master parameters from a tree of arrays, with fresh moments."""
-        given = stored.by_name(params)
+        """Master parameters from a tree of arrays or a source with the model's names,
+        with fresh moments.
+
+        A source is read a box at a time, by the device whose box it is.
+        """
+        self._came_as = {}
+        if isinstance(params, Source):
+            self._came_as = weights.came_as(params, self._abstract)
+            masters = functools.partial(weights.put_masters, params)
+        else:
+            masters = functools.partial(self._cut_masters, stored.by_name(params))
         for name, group in self.groups.items():
             for home in group.homes:
-                cut = [
-                    stored.cut(given[leaf.name], leaf, box)
-                    for leaf, box in group.held[home]
-                ]
-                targets = [m.sharding for m in group.state_structs(home)["master"]]
-                # A copy of its own: the next update overwrites it, not the caller's.
-                masters = tuple(x.copy() for x in move(cut, targets))
-                self._executor.put(
-                    names.state(home, name), group.init_state(home, masters)
-                )
+                state = group.init_state(home, masters(group, home))
+                self._executor.put(names.state(home, name), state)
         self._executor.run_prologue()
+
+    def _cut_masters(
+        self, given: Mapping[str, Any], group: GroupRuntime, home: Place
+    ) -> tuple[jax.Array, ...]:
+        cut = [
+            stored.cut(given[leaf.name], leaf, box) for leaf, box in group.held[home]
+        ]
+        targets = [m.sharding for m in group.state_structs(home)["master"]]
+        # A copy of its own: the next update overwrites it, not the caller's.
+        return tuple(x.copy() for x in move(cut, targets))
 
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
         """(home, group) -> master parameters and moments."""
@@ -316,6 +331,14 @@ class Engine:
     def params(self) -> Any:
         """The user's parameter tree, as NumPy arrays of the master copies."""
         return stored.assemble(self._abstract, self.groups, self.state())
+
+    def weights(self) -> Source:
+        """The master parameters as a source: read where they lie, box by box."""
+        return weights.Held(self._abstract, self.groups, self.state())
+
+    def stored_params(self) -> list[Stored]:
+        """Which of ``arrays`` holds which box of which parameter."""
+        return weights.stored(self._abstract, self.groups, self._came_as)
 
     def moments_like(self, kind: str) -> dict[str, np.ndarray]:
         """One kind of moment by parameter name; ``kind`` is its path in the state."""

@@ -13,9 +13,13 @@ import numpy as np
 import optax
 
 from hexijax.experiment import Experiment
+from hexijax.layers.names import path_name
+from hexijax.runtime import weights
 from hexijax.runtime.batches import sample_keys
-from hexijax.runtime.intake import initial_params
+from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.results import StepResult, Sums, means
+from hexijax.weights.runs import Stored
+from hexijax.weights.source import Source, Tensor, whole
 
 
 class PlainEngine:
@@ -33,9 +37,10 @@ class PlainEngine:
         self._evaluate = jax.jit(self._sums)
         self._params: Any = None
         self._moments: Any = None
+        self._came_as: Mapping[str, str] = {}
 
     def init(self) -> None:
-        """Parameters and moments, from the experiment's seed."""
+        """The experiment's first parameters, and fresh moments."""
         self.set_params(initial_params(self.experiment, self.device))
 
     def _sums(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
@@ -122,9 +127,39 @@ class PlainEngine:
         return jax.device_get(self._moments)
 
     def set_params(self, params: Any) -> None:
-        """Parameters from a tree of arrays, with fresh moments."""
+        """Parameters from a tree of arrays or a source with the model's names, with
+        fresh moments."""
+        self._came_as = {}
+        if isinstance(params, Source):
+            params = self._read(params)
         self._params = jax.device_put(params, self.device)
         self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
+
+    def _read(self, source: Source) -> Any:
+        """The tree of a source's tensors, each put on the device as it is read."""
+        abstract = abstract_params(self.experiment)
+        self._came_as = weights.came_as(source, abstract)
+        one = jax.sharding.SingleDeviceSharding(self.device)
+
+        def leaf(path: Any, x: jax.ShapeDtypeStruct) -> jax.Array:
+            like = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one)
+            return weights.put(source, path_name(path), whole(x.shape), like)
+
+        return jax.tree_util.tree_map_with_path(leaf, abstract)
+
+    def stored_params(self) -> list[Stored]:
+        """Which of ``arrays`` is which parameter."""
+        tree = {"params": self._params}
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return [
+            Stored(
+                path=weights.tree_path(path[1:]),
+                tensor=Tensor(tuple(x.shape), np.dtype(x.dtype)),
+                pieces={jax.tree_util.keystr(path): whole(x.shape)},
+                came_as=self._came_as.get(path_name(path[1:]), ""),
+            )
+            for path, x in leaves
+        ]
 
     def _named(self) -> tuple[list[str], list[Any], Any]:
         state = {"params": self._params, "moments": self._moments}

@@ -97,9 +97,14 @@ def unnamed(groups: Groups, arrays: Mapping[str, Any]) -> dict[tuple[Place, str]
     return state
 
 
-def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
+def master_keys(group: GroupRuntime, home: Place) -> list[str]:
+    """Keys of the master parameters of a home, in its order."""
     held = group.held[home]
-    masters = [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
+    return [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
+
+
+def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
+    held, masters = group.held[home], master_keys(group, home)
     moments = []
     for moment in group.moments(home):
         if moment.owner is not None:

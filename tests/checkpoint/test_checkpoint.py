@@ -11,6 +11,7 @@ import pytest
 
 from hexijax.checkpoint import latest, restore, save
 from hexijax.errors import UserError
+from hexijax.weights.runs import Stored
 
 
 @dataclasses.dataclass
@@ -47,6 +48,9 @@ class Momentum:
             key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for key, x in self.state.items()
         }
+
+    def stored_params(self) -> list[Stored]:
+        return []
 
     def load_arrays(self, arrays: dict[str, jax.Array]) -> None:
         assert {k: v.sharding for k, v in arrays.items()} == {

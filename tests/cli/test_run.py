@@ -40,6 +40,7 @@ def test_a_run_leaves_its_plan_its_metrics_and_its_report(tmp_path: Path, capsys
     assert run(tmp_path, "--json", str(report_file)) == 0
     folder = tmp_path / "tiny-001"
     assert sorted(p.name for p in folder.iterdir()) == [
+        "checkpoints",
         "metrics.jsonl",
         "plan.json",
         "plan.txt",
@@ -101,6 +102,39 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys)
         (["--set", "width=16"], "first difference is at"),
     ]:
         assert run(tmp_path, *half, "--resume", *arguments) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_run_is_exported_unless_it_saved_nothing(tmp_path: Path, capsys):
+    assert run(tmp_path, "--plan", "single", "--no-save") == 0
+    assert run(tmp_path, "--plan", "single") == 0
+    assert not (tmp_path / "tiny-001" / "checkpoints").exists()
+    saved = str(tmp_path / "tiny-002")
+    capsys.readouterr()
+    assert main(["export", saved, "--to", "safetensors"]) == 0
+    file = tmp_path / "tiny-002" / "safetensors" / "model.safetensors"
+    assert capsys.readouterr().out.startswith(
+        f"{file}: 7 tensors, float32, 0.00159 MiB"
+    )
+    assert file.is_file()
+    assert main(["export", saved, "--to", "orbax", "--out", str(tmp_path / "o")]) == 0
+    assert (tmp_path / "o" / "_METADATA").is_file()
+    # A run may begin where another ended.
+    weights = ("--set", f"weights={saved}")
+    assert run(tmp_path, "--plan", "single", *weights, "--set", "steps=1") == 0
+    begun = losses(tmp_path / "tiny-003")[0]
+    assert begun < losses(tmp_path / "tiny-002")[0]
+    capsys.readouterr()
+    for arguments, says in [
+        (["export", str(tmp_path / "tiny-001"), "--to", "orbax"], "has no checkpoint"),
+        (["export", saved, "--to", "orbax", "--step", "9"], "has no step 9; saved are"),
+        (
+            ["run", TINY, "--no-save", "--save-every", "2"],
+            "--no-save and --save-every 2 were both given",
+        ),
+        (["run", TINY, *weights, "--set", "width=16"], "  differs    blocks/0/linear/"),
+    ]:
+        assert main(arguments) == 2
         assert says in capsys.readouterr().err
 
 

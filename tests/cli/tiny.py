@@ -42,7 +42,12 @@ class Model(nnx.Module):
 
 
 def experiment(
-    *, width: int = 8, rate: float = 0.1, steps: int = 4, broken: bool = False
+    *,
+    width: int = 8,
+    rate: float = 0.1,
+    steps: int = 4,
+    broken: bool = False,
+    weights: str = "",
 ) -> Experiment:
     """It.
 
@@ -51,6 +56,7 @@ def experiment(
         rate: of SGD with momentum.
         steps: optimizer steps.
         broken: the loss is NaN.
+        weights: to begin with; empty: made from the seed.
     """
 
     def by_sample(model: Model, batch: dict[str, jax.Array]) -> tuple[jax.Array, ...]:
@@ -59,6 +65,7 @@ def experiment(
 
     return Experiment(
         loss=nnx_loss(lambda rngs: Model(width, rngs), by_sample),
+        init=weights or None,
         optimizer=optax.sgd(rate, momentum=0.9),
         data=RandomTokens(16, 4),
         batch_size=8,

@@ -80,14 +80,11 @@ class Shape:
     dropout: float = 0.0
     dtype: str = "float32"
 
-    def loss(self) -> ModelLoss:
-        """The model as a loss."""
-        if self.api == "linen":
-            return linen_loss(
-                LinenModel(self.tied, self.scanned), score, example=tokens(1)
-            )
+    @property
+    def config(self) -> GPTConfig | LlamaConfig:
+        """Of the NNX model: a GPT if it is tied, else a Llama."""
         if self.tied:
-            config: Any = GPTConfig(
+            return GPTConfig(
                 vocab_size=VOCAB,
                 max_length=LENGTH,
                 width=WIDTH,
@@ -98,8 +95,7 @@ class Shape:
                 scan_layers=self.scanned,
                 dtype=self.dtype,
             )
-            return nnx_loss(lambda rngs: GPT(config, rngs=rngs), score)
-        config = LlamaConfig(
+        return LlamaConfig(
             vocab_size=VOCAB,
             width=WIDTH,
             depth=DEPTH,
@@ -109,4 +105,13 @@ class Shape:
             scan_layers=self.scanned,
             dtype=self.dtype,
         )
-        return nnx_loss(lambda rngs: Llama(config, rngs=rngs), score)
+
+    def loss(self) -> ModelLoss:
+        """The model as a loss."""
+        if self.api == "linen":
+            return linen_loss(
+                LinenModel(self.tied, self.scanned), score, example=tokens(1)
+            )
+        config: Any = self.config
+        model: Any = GPT if self.tied else Llama
+        return nnx_loss(lambda rngs: model(config, rngs=rngs), score)

@@ -29,6 +29,7 @@ ROOMS_WITHOUT_JAX = [
     "hexijax.planner",
     "hexijax.program",
     "hexijax.simulator",
+    "hexijax.weights",
 ]
 
 
@@ -95,7 +96,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         hexijax.cluter  # noqa: B018
     assert str(unknown.value) == (
         "module 'hexijax' has no attribute 'cluter'. Did you mean 'Cluster'? "
-        "Its public names are Cluster, Experiment, make_plan."
+        "Its public names are Cluster, Experiment, load, make_plan."
     )
     with pytest.raises(AttributeError, match="attribute 'zzz'. Its public names"):
         hexijax.zzz  # noqa: B018

@@ -1,0 +1,7 @@
+"""The error of this room."""
+
+from hexijax.errors import UserError
+
+
+class WeightsError(UserError):
+    """Weights that are not there, cannot be read, or do not fit the model."""
