@@ -4,67 +4,86 @@
 
 A stage's sums are ready when its last backward ends and its parameters are wanted when
 its next forward begins; in a pipeline that is early for late stages, and late for them
-too. Whatever fits between travels for nothing. Each node's way serves its stages in the
-order in which they are ready; sums over lanes and updates are programs of the stage's
-own devices.
+too. Whatever fits between travels for nothing. Each way serves its stages in the order
+in which they are ready: gradients a segment at a time beside the backward, and new
+parameters when all of a stage's gradients have come. Sums over lanes, updates and joins
+are programs of the stage's own devices, so that the first hold up its backward.
 """
 
 import dataclasses
+import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """One segment's gradients."""
+class Sums:
+    """A stage's gradients and new parameters, as far as they leave by one way."""
 
-    ready_s: float
-    """When its last backward ends; 0 is the end of the replica's last backward."""
+    begin_s: float
+    """When its last backward begins; 0 is the end of the replica's last backward, if
+    there were no sums."""
+
+    backward_s: float
+    """Of one microbatch."""
 
     wanted_s: float
     """When its next forward begins, from the start of the next step."""
 
-    travel_s: float
-    """On the way: sums to their homes and new parameters back."""
+    num_segments: int
+    """Whose gradients leave one after another."""
 
-    program_s: float
-    """On the devices: sums over lanes, the update."""
+    grads_s: float
+    """On the way to their homes."""
 
+    params_s: float
+    """On the way back."""
 
-def pieces(
-    *,
-    before_s: tuple[float, float],
-    own_s: tuple[float, float],
-    travel_s: float,
-    program_s: float,
-    num_segments: int,
-) -> Iterable[Piece]:
-    """A stage's pieces, the last segment's first: the backward meets it first.
-
-    Args:
-      before_s: forward and backward of one microbatch in all stages before.
-      own_s: forward and backward of one microbatch in this stage.
-      travel_s: of the whole stage.
-      program_s: of the whole stage.
-      num_segments: of the stage.
-    """
-    for g in reversed(range(num_segments)):
-        yield Piece(
-            ready_s=-before_s[1] - own_s[1] * g / num_segments,
-            wanted_s=before_s[0] + own_s[0] * g / num_segments,
-            travel_s=travel_s / num_segments,
-            program_s=program_s / num_segments,
-        )
+    programs: "Programs"
+    """On the devices."""
 
 
-def exposed_s(found: Sequence[Piece]) -> float:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Programs:
+    """What a stage's devices compute for its sums, all segments together."""
+
+    cut_s: float
+    """Gradients summed over lanes and cut to their homes, after each backward."""
+
+    update_s: float
+    """What has come added up, and the optimizer."""
+
+    join_s: float
+    """Parameters made of their pieces."""
+
+
+def exposed_s(found: Sequence[Sums]) -> float:
     """By how much the next step begins later than the last backward ended.
 
     Args:
       found: all that leave by one way: a node's, or a device's own.
     """
-    free_s, late_s = -math.inf, 0.0
-    for piece in sorted(found, key=lambda piece: piece.ready_s):
-        free_s = max(piece.ready_s, free_s) + piece.travel_s
-        late_s = max(late_s, free_s + piece.program_s - piece.wanted_s)
+    late_s, free_s = 0.0, -math.inf
+    waiting: list[tuple[float, int, int]] = []
+    for i, sums in enumerate(found):
+        each_s = (sums.backward_s + sums.programs.cut_s) / sums.num_segments
+        waiting += [
+            (sums.begin_s + each_s * (g + 1), i, g) for g in range(sums.num_segments)
+        ]
+    heapq.heapify(waiting)
+    while waiting:
+        ready_s, i, g = heapq.heappop(waiting)
+        sums, count = found[i], found[i].num_segments
+        begin_s = max(ready_s, free_s)
+        if g < count:
+            free_s = begin_s + sums.grads_s / count
+            if g == count - 1:
+                home_s = free_s + sums.programs.update_s
+                heapq.heappush(waiting, (home_s, i, count))
+            continue
+        free_s = begin_s + sums.params_s
+        # The first segment's are there sooner, but may take longer to join.
+        join_s, rest = sums.programs.join_s, 1 - 1 / count
+        there_s = max(free_s, free_s + (join_s - sums.params_s) * rest)
+        late_s = max(late_s, there_s + join_s / count - sums.wanted_s)
     return late_s

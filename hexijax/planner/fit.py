@@ -20,12 +20,13 @@ from hexijax.costs.activations import (
     live_microbatches,
 )
 from hexijax.costs.compute import layer_times, missing_times
-from hexijax.costs.links import transfer_s, way_bytes_per_s
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.planner.batches import BatchOption
+from hexijax.planner.border import Border, Borders
 from hexijax.planner.layers import Span, split_layers
 from hexijax.planner.mesh import Layout, Mesh
+from hexijax.planner.network import Network
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.pace import pipeline_s
 from hexijax.planner.segments import segments
@@ -70,6 +71,9 @@ class Fitted:
 
     params: tuple[float, ...]
     """Parameters of each stage on one device."""
+
+    sent_bytes: tuple[tuple[int, int], ...]
+    """Of one microbatch across each border between stages, there and back."""
 
     option: BatchOption
     """The microbatch size, and its pace."""
@@ -118,6 +122,8 @@ class Fitter:
         self._cluster = cluster
         self._options = options
         self._schedule = options.schedule or Schedule.ONE_F_ONE_B
+        self.network = Network(cluster)
+        self._crossings = Borders(cluster, self.network)
         self.arrays: dict[tuple[int, int], LayerArrays] = {}
         """By shape of mesh and samples of a lane, whatever the schedule."""
         self._tables: dict[_Key, SpanTable] = {}
@@ -127,7 +133,7 @@ class Fitter:
         self._splits: dict[object, tuple[Span, ...] | None] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
         self._priced: dict[int, bool] = {}
-        self._borders: dict[object, tuple[float, tuple[float, float]]] = {}
+        self._borders: dict[object, Border] = {}
         self._links: dict[object, int] = {}
         self._link_of: dict[tuple[tuple[str, ...], tuple[str, ...]], int] = {}
 
@@ -208,9 +214,18 @@ class Fitter:
         spans: tuple[Span, ...],
         size: int,
     ) -> Fitted:
-        stage_s = tuple(t.seconds(*span) for t, span in zip(tables, spans, strict=True))
+        stage_s = [t.seconds(*span) for t, span in zip(tables, spans, strict=True)]
         num_sets = len({mesh.devices for mesh in meshes})
-        borders_s, way_s = self._borders_s(meshes, spans, size)
+        borders = [
+            self._border(a, b, enter_bytes(self._chain, stop, a.shape.dtype, size))
+            for (a, b), (_, stop) in zip(
+                itertools.pairwise(meshes), spans, strict=False
+            )
+        ]
+        for k, border in enumerate(borders):
+            stage_s[k] += border.programs_s[0]
+            stage_s[k + 1] += border.programs_s[1]
+        borders_s, way_s = _ways(meshes, borders)
         option, early = (
             BatchOption(size=size, first_s=first_s, next_s=next_s)
             for first_s, next_s in (
@@ -221,10 +236,11 @@ class Fitter:
         return Fitted(
             spans=spans,
             remat=tuple(t.remat(*span) for t, span in zip(tables, spans, strict=True)),
-            stage_s=stage_s,
+            stage_s=tuple(stage_s),
             params=tuple(
                 t.params(*span) for t, span in zip(tables, spans, strict=True)
             ),
+            sent_bytes=tuple(x.sent_bytes for x in borders),
             option=option,
             early=early,
         )
@@ -368,40 +384,11 @@ class Fitter:
             self._splits[key] = split_layers(costs, slack)
         return self._splits[key]
 
-    def _borders_s(
-        self, meshes: Sequence[Mesh], spans: Sequence[Span], size: int
-    ) -> tuple[list[float], float]:
-        """Of each border its time, and of all what they take of their busiest way.
-
-        A mesh's devices send activations on and cotangents back the same way; a node's
-        meshes share one.
-        """
-        borders_s: list[float] = []
-        ways_s: dict[object, float] = {}
-        for k in range(len(spans) - 1):
-            a, b = meshes[k], meshes[k + 1]
-            num_bytes = enter_bytes(self._chain, spans[k][1], a.shape.dtype, size)
-            own_s, both_s = self._border_s(a, b, num_bytes)
-            borders_s.append(own_s)
-            for mesh, way_s in zip((a, b), both_s, strict=True):
-                way = mesh.devices if a.node == b.node else mesh.node
-                ways_s[way] = ways_s.get(way, 0.0) + way_s
-        return borders_s, max(ways_s.values(), default=0.0)
-
-    def _border_s(
-        self, a: Mesh, b: Mesh, num_bytes: int
-    ) -> tuple[float, tuple[float, float]]:
-        """A border's time, and what it takes of the ways of both ends."""
+    def _border(self, a: Mesh, b: Mesh, num_bytes: int) -> Border:
+        """Where two stages meet, equal ones once."""
         key = (self._link(a, b), a.shape_id, b.shape_id, num_bytes)
         if key not in self._borders:
-            own_s = transfer_s(self._cluster, a.devices, b.devices, num_bytes)
-            both_s = (own_s, own_s)
-            if a.node != b.node:
-                link = self._cluster.link(a.devices[0], b.devices[0])
-                nodes = (self._cluster.node(mesh.node) for mesh in (a, b))
-                here_s, there_s = (num_bytes / way_bytes_per_s(n, link) for n in nodes)
-                both_s = (here_s, there_s)
-            self._borders[key] = own_s, both_s
+            self._borders[key] = self._crossings.border(a, b, num_bytes)
         return self._borders[key]
 
     def _link(self, a: Mesh, b: Mesh) -> int:
@@ -415,6 +402,28 @@ class Fitter:
             kind = (link, a.node == b.node, cards)
             self._link_of[key] = self._links.setdefault(kind, len(self._links))
         return self._link_of[key]
+
+
+def _ways(
+    meshes: Sequence[Mesh], borders: Sequence[Border]
+) -> tuple[list[float], float]:
+    """How long a message of each border takes, and a microbatch the busiest way out.
+
+    A mesh's devices send activations on and cotangents back the same way; a node's
+    meshes share one. Stages work in step, so that a message finds it taken.
+    """
+    ways_s: dict[object, float] = {}
+    taken: list[list[tuple[object, float]]] = []
+    for (a, b), border in zip(itertools.pairwise(meshes), borders, strict=True):
+        ways = [mesh.devices if a.node == b.node else mesh.node for mesh in (a, b)]
+        taken.append(list(zip(ways, border.kept_s, strict=True)))
+        for way, kept_s in taken[-1]:
+            ways_s[way] = ways_s.get(way, 0.0) + kept_s
+    borders_s = [
+        border.seconds + sum(ways_s[way] - kept_s for way, kept_s in ways) / 2
+        for border, ways in zip(borders, taken, strict=True)
+    ]
+    return borders_s, max(ways_s.values(), default=0.0)
 
 
 def _rounded(live: int) -> int:

@@ -12,26 +12,18 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
-from jaxtyping import Int
-
 from hexijax.cluster import Cluster
-from hexijax.costs.links import all_reduce_s, way_bytes_per_s
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import HOST_CALL_S
-from hexijax.layers.chain import ITEM_BYTES, Chain
+from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Replica, Schedule
+from hexijax.planner.after import After
 from hexijax.planner.batches import BatchShare, end_s, split_batch
-from hexijax.planner.exposed import Piece, exposed_s, pieces
+from hexijax.planner.crossing import crossing_s
 from hexijax.planner.fit import Fitted, Fitter, Setting, stages
-from hexijax.planner.layers import Span
-from hexijax.planner.mesh import Layout, Mesh
+from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
-from hexijax.planner.segments import layers_per_segment, shorter
-
-FORWARD_SHARE = 1 / 3
-"""Of a stage's time; the backward makes two products for each of the forward's."""
+from hexijax.planner.segments import layers_per_segment, num_segments, shorter
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -75,9 +67,8 @@ class Scorer:
         self._options = options
         self._goal = Goal(cluster, options.objective, options.usd_per_hour)
         self._seen: dict[object, Scored | None] = {}
-        self._node_ids: dict[str, int] = {}
-        self._far: dict[tuple[str, str], float] = {}
-        self._near: dict[tuple[str, ...], float] = {}
+        self._network = self.fitter.network
+        self._after = After(chain, self._network, options.moments)
 
     def under(self, options: PlanOptions) -> "Scorer":
         """The same under options that differ in schedule or segments only."""
@@ -145,9 +136,12 @@ class Scorer:
         fitted = tuple(
             found[share.option] for found, share in zip(fits, shares, strict=True)
         )
-        compute_s = end_s(shares, options)
-        step_s = max(compute_s, self._dispatch_s(layout, fitted, shares, per_segment))
-        step_s += self._after_s(layout, fitted, per_segment)
+        step_s = max(
+            end_s(shares, options),
+            crossing_s(layout, fitted, shares, self._network),
+            self._dispatch_s(layout, fitted, shares, per_segment),
+        )
+        step_s += self._after.late_s(layout, fitted, per_segment)
         return Scored(
             layout=layout,
             fitted=fitted,
@@ -196,7 +190,11 @@ class Scorer:
             fitted.option.end_s(share.microbatches)
             for fitted, share in zip(scored.fitted, scored.shares, strict=True)
         )
-        gained_s = max(0.0, plain_s - end_s(shares, options))
+        shared_s = crossing_s(
+            scored.layout, scored.fitted, scored.shares, self._network
+        )
+        early_s = max(shared_s, end_s(shares, options))
+        gained_s = max(0.0, plain_s - early_s)
         return scored.cost * (1 - gained_s / scored.step_s)
 
     def _cost(
@@ -288,136 +286,6 @@ class Scorer:
                 made = 2 * share.microbatches * num_segments(span, per_segment)
                 calls[island] = calls.get(island, 0) + made
         return max(calls.values()) * HOST_CALL_S
-
-    def _after_s(
-        self, layout: Layout, fitted: Sequence[Fitted], per_segment: int | None
-    ) -> float:
-        """What sums, updates and new parameters take beyond the backward.
-
-        Ways that carry the same are reckoned once.
-        """
-        num_replicas = len(layout)
-        node_RL, devices_RL = self._nodes(layout, fitted)
-        near: dict[tuple[int, int], tuple[int, int, float, float]] = {}
-        dtypes = {mesh.shape.dtype for meshes in layout for mesh in meshes}
-        item = ITEM_BYTES[dtypes.pop()] if len(dtypes) == 1 else STATE_BYTES
-        loads: dict[str, list[tuple[object, float]]] = {}
-        stages: dict[object, tuple[Mesh, Fitted, int]] = {}
-        for meshes, fit in zip(layout, fitted, strict=True):
-            for k, span in enumerate(fit.spans):
-                mesh = meshes[k % len(meshes)]
-                node = self._node_id(mesh.node)
-                at = (sum(span) // 2, node)
-                if at not in near:
-                    here_R = node_RL[:, at[0]] == node
-                    total, here = devices_RL[:, at[0]], here_R @ devices_RL[:, at[0]]
-                    far_share = 1 - float(here) / float(total.sum())
-                    near[at] = (
-                        int(here_R.sum()),
-                        int(here_R.argmin()),
-                        far_share,
-                        float(total.sum()),
-                    )
-                num_near, other, far_share, num_devices = near[at]
-                key = (id(fit), k, mesh.shape_id)
-                stages.setdefault(key, (mesh, fit, k))
-                params = fit.params[k] * mesh.shape.tensor
-                own_share = mesh.shape.num_devices / num_devices
-                travels: list[tuple[str, float]] = []
-                if num_near < num_replicas:
-                    # Out to far homes and in from far members, and back: the longer.
-                    rate = self._far_bytes_per_s(mesh, layout[other])
-                    share = max(far_share, own_share * (num_replicas - num_near))
-                    far_s = share * params * (GRAD_BYTES + item) / rate
-                    travels.append((mesh.node, far_s))
-                if num_near > 1:
-                    sent = own_share * params * (GRAD_BYTES + item)
-                    near_s = sent * (num_near - 1) / mesh.shape.num_devices
-                    near_s /= self._near_bytes_per_s(mesh)
-                    travels.append((mesh.devices[0], near_s))
-                for way, travel_s in travels or [(mesh.devices[0], 0.0)]:
-                    loads.setdefault(way, []).append((key, travel_s))
-        late_s = 0.0
-        for load in set(map(tuple, loads.values())):
-            found: list[Piece] = []
-            for key, travel_s in load:
-                mesh, fit, k = stages[key]
-                before_s, own_s = sum(fit.stage_s[:k]), fit.stage_s[k]
-                backward = 1 - FORWARD_SHARE
-                found += pieces(
-                    before_s=(before_s * FORWARD_SHARE, before_s * backward),
-                    own_s=(own_s * FORWARD_SHARE, own_s * backward),
-                    travel_s=travel_s,
-                    program_s=self._programs_s(mesh, fit.params[k], num_replicas),
-                    num_segments=num_segments(fit.spans[k], per_segment),
-                )
-            late_s = max(late_s, exposed_s(found))
-        return late_s
-
-    def _nodes(
-        self, layout: Layout, fitted: Sequence[Fitted]
-    ) -> tuple[Int[np.ndarray, "replicas layers"], Int[np.ndarray, "replicas layers"]]:
-        """The node in which each replica has each layer, numbered, and on how many
-        devices."""
-        node_RL = np.zeros((len(layout), len(self._chain.layers)), int)
-        devices_RL = np.ones_like(node_RL)
-        for r, (meshes, fit) in enumerate(zip(layout, fitted, strict=True)):
-            for k, (first, stop) in enumerate(fit.spans):
-                mesh = meshes[k % len(meshes)]
-                node_RL[r, first:stop] = self._node_id(mesh.node)
-                devices_RL[r, first:stop] = mesh.shape.num_devices
-        return node_RL, devices_RL
-
-    def _node_id(self, node: str) -> int:
-        return self._node_ids.setdefault(node, len(self._node_ids))
-
-    def _programs_s(self, mesh: Mesh, params: float, num_replicas: int) -> float:
-        """Sums over a stage's lanes, its part of the update, and joining parameters."""
-        shape, lanes_s = mesh.shape, 0.0
-        num_bytes = params * (GRAD_BYTES + ITEM_BYTES[shape.dtype])
-        if shape.lanes > 1 and shape.link:
-            # Sums go home and parameters come back: each half an all-reduce.
-            lanes_s = all_reduce_s(shape.link, shape.lanes, int(num_bytes) // 2)
-        held = params * shape.tensor / shape.num_devices / num_replicas
-        per_param = 2 * STATE_BYTES * (1 + self._options.moments)
-        per_param += GRAD_BYTES + STATE_BYTES
-        moved = held * per_param
-        if num_replicas > 1:  # cut, added up, joined
-            moved += 2 * num_bytes
-        return lanes_s + moved / shape.profile.memory_bytes_per_s
-
-    def _far_bytes_per_s(self, mesh: Mesh, other: Sequence[Mesh]) -> float:
-        """Of a mesh's way to a replica in other nodes: its node's."""
-        far = next((m for m in other if m.node != mesh.node), None)
-        if far is None:
-            return self._near_bytes_per_s(mesh)
-        key = (mesh.node, far.node)
-        if key not in self._far:
-            link = self._cluster.link(mesh.devices[0], far.devices[0])
-            self._far[key] = way_bytes_per_s(self._cluster.node(mesh.node), link)
-        return self._far[key]
-
-    def _near_bytes_per_s(self, mesh: Mesh) -> float:
-        """Of a mesh's way to others in its node."""
-        if mesh.devices not in self._near:
-            others = (
-                device.name
-                for device in self._cluster.devices
-                if device.node == mesh.node and device.name not in mesh.devices
-            )
-            other = next(others, None)
-            self._near[mesh.devices] = (
-                self._cluster.link(mesh.devices[0], other).bytes_per_s
-                if other
-                else math.inf
-            )
-        return self._near[mesh.devices]
-
-
-def num_segments(span: Span, per_segment: int | None) -> int:
-    """Segments of a stage with these layers."""
-    length = span[1] - span[0]
-    return -(-length // (per_segment or length))
 
 
 def _below(count: float) -> float:

@@ -32,3 +32,9 @@ def segments(num_layers: int, most: int | None) -> tuple[int, ...]:
     count = -(-num_layers // most)
     edges = [i * num_layers // count for i in range(count + 1)]
     return tuple(edges[i + 1] - edges[i] for i in range(count))
+
+
+def num_segments(span: tuple[int, int], most: int | None) -> int:
+    """How many that are for a stage with these layers."""
+    length = span[1] - span[0]
+    return -(-length // (most or length))

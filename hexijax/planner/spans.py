@@ -164,6 +164,9 @@ class LayerArrays:
         self.joined_PS = _sums(self.joined_PL) * self.temp_factor
         part_PF = np.array([_span_max(part_L)[:, -1] for part_L in self.part_PL])
         self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
+        self.second_is_quicker = len(remat) > 1 and bool(
+            (self.added_s_PL[1] < self.added_s_PL[0]).any()
+        )
         self._set_most()
         self._fixed: dict[Load, _Fixed] = {}
 
@@ -370,8 +373,14 @@ class _Tables:
         segments_KFS = np.stack([f.segments_FS for f in fixed])
         self._one_KF = (segments_KFS[..., -1] == 1) & (self._live_K[:, 0] == 1)
         self._any_one = bool(self._one_KF.any())
+        # Of longer ones the last segment is.
+        self._ends_K1 = self._live_K[:, 0] == 1
+        self._any_ends = bool(self._ends_K1.any())
+        length_F, count_F = self._length_FS[:, -1], fixed[0].segments_FS[:, -1]
+        self._last_F = np.arange(len(length_F)) + (count_F - 1) * length_F // count_F
         fits_KFS = self._choose()
-        seconds_KFS = self._seconds() + 2 * CALL_S * segments_KFS
+        seconds_KFS = self._quickened(self._seconds(self.policy_KFS, self.count_KFS))
+        seconds_KFS += 2 * CALL_S * segments_KFS
         self.seconds_KFS = np.where(fits_KFS, seconds_KFS, np.inf)
 
     def _stacked(self, name: str, policy: int) -> Float[np.ndarray, "tables stops"]:
@@ -414,19 +423,20 @@ class _Tables:
             least_KFS[..., -1] = np.where(self._one_KF, least_KF, least_KFS[..., -1])
         return least_KFS
 
-    def _seconds(self) -> Float[np.ndarray, "tables layers stops"]:
+    def _seconds(
+        self,
+        policy_KFS: Int[np.ndarray, "tables layers stops"],
+        count_KFS: Int[np.ndarray, "tables layers stops"],
+    ) -> Float[np.ndarray, "tables layers stops"]:
         seconds_KFS = np.stack([arrays.seconds_FS for arrays in self._arrays])
         for policy in range(len(self._remat)):
-            chosen_KFS = self.policy_KFS == policy
+            chosen_KFS = policy_KFS == policy
             if policy and not chosen_KFS.any():
                 continue
-            added_KFS = self._two_policies("added_s_PS", policy, self.count_KFS)
-            if self._any_one:
-                count_KF1 = self.count_KFS[..., LAST]
-                joined_KF1 = self._two_policies("joined_s_PS", policy, count_KF1, LAST)
-                added_KFS[..., -1] = np.where(
-                    self._one_KF, joined_KF1[..., 0], added_KFS[..., -1]
-                )
+            added_KFS = self._two_policies("added_s_PS", policy, count_KFS)
+            if self._any_ends:
+                saved_KF = self._joined_s(policy, count_KFS[..., -1])
+                added_KFS[..., -1] += np.where(self._ends_K1, saved_KF, 0.0)
             seconds_KFS += np.where(chosen_KFS, added_KFS, 0.0)
         return seconds_KFS
 
@@ -434,18 +444,56 @@ class _Tables:
         self,
         name: str,
         policy: int,
-        count_KFX: Int[np.ndarray, "tables layers stops"],
-        stops: slice = ALL,
+        count_KFS: Int[np.ndarray, "tables layers stops"],
     ) -> Float[np.ndarray, "tables layers stops"]:
         """Sums of runs: ``count`` layers take a policy, the rest the one before."""
         here_KS = self._stacked(name, policy)
         later_KS = self._stacked(name, policy - 1) if policy else here_KS
         num_tables, num_stops = here_KS.shape
         first_F = np.arange(num_stops - 1)[:, None]
-        middle_KFX = np.minimum(first_F + count_KFX, num_stops - 1)
-        middle_KFX += (np.arange(num_tables) * num_stops)[:, None, None]
-        change_KFX = (here_KS - later_KS).ravel()[middle_KFX]
-        return change_KFX - here_KS[:, :-1, None] + later_KS[:, None, stops]
+        middle_KFS = np.minimum(first_F + count_KFS, num_stops - 1)
+        middle_KFS += (np.arange(num_tables) * num_stops)[:, None, None]
+        change_KFS = (here_KS - later_KS).ravel()[middle_KFS]
+        return change_KFS - here_KS[:, :-1, None] + later_KS[:, None, :]
+
+    def _quickened(
+        self, seconds_KFS: Float[np.ndarray, "tables layers stops"]
+    ) -> Float[np.ndarray, "tables layers stops"]:
+        """Seconds where more layers than must be take the second policy.
+
+        What the first keeps it writes and reads again if forward and backward are
+        programs of their own, which may take longer than to recompute it.
+        """
+        if not any(arrays.second_is_quicker for arrays in self._arrays):
+            return seconds_KFS
+        length_FS = np.maximum(self._length_FS, 0)
+        count_KFS = np.broadcast_to(length_FS, seconds_KFS.shape).copy()
+        num_layers = len(self._last_F)
+        last_KF = np.where(self._ends_K1, self._last_F, num_layers)
+        must_KF = np.where(self.policy_KFS[..., -1] == 1, self.count_KFS[..., -1], 0)
+        count_KFS[..., -1] = np.maximum(last_KF - np.arange(num_layers), must_KF)
+        second_KFS = np.ones_like(self.policy_KFS)
+        quick_KFS = self._seconds(second_KFS, count_KFS)
+        gained_KFS = (self.policy_KFS <= 1) & (quick_KFS < seconds_KFS)
+        self.policy_KFS = np.where(gained_KFS, 1, self.policy_KFS)
+        self.count_KFS = np.where(gained_KFS, count_KFS, self.count_KFS)
+        return np.where(gained_KFS, quick_KFS, seconds_KFS)
+
+    def _joined_s(
+        self, policy: int, count_KF: Int[np.ndarray, "tables layers"]
+    ) -> Float[np.ndarray, "tables layers"]:
+        """What one program of both ways adds to the last segment of runs up to the
+        loss, beyond what two would."""
+        earlier = max(policy - 1, 0)
+        here_KS, later_KS = (
+            self._stacked("joined_s_PS", p) - self._stacked("added_s_PS", p)
+            for p in (policy, earlier)
+        )
+        num_layers = len(self._last_F)
+        middle_KF = np.maximum(np.arange(num_layers) + count_KF, self._last_F)
+        middle_KF = np.minimum(middle_KF, num_layers)
+        change_KF = np.take_along_axis(here_KS - later_KS, middle_KF, axis=1)
+        return change_KF - here_KS[:, self._last_F] + later_KS[:, -1:]
 
 
 def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:

@@ -1,5 +1,6 @@
 """What a search lets fit while it splits layers, beside what the plan then promises."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,10 +10,12 @@ from hypothesis import strategies as st
 from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
 from hexijax.costs.activations import Waiting, handed_microbatches, live_microbatches
 from hexijax.costs.compute import MeshShape
+from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain, Remat
 from hexijax.layers.known import gpt, llama
-from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Plan, Replica, Schedule, Stage, stage_place
+from hexijax.planner.segments import segments
 from hexijax.planner.spans import Asked, Held, LayerArrays, Load, span_tables
 from tests.plan.examples import make_chain, make_cluster
 
@@ -88,11 +91,12 @@ def test_what_the_search_lets_fit_is_promised_to_fit(
     handed = handed_microbatches(schedule, replica)
     profile = cluster.device("n0/0").profile
     mesh = MeshShape(profile=profile, dtype=dtype, usable_memory_bytes=2**40)
-    remat = (Remat.NONE, Remat.DOTS, Remat.FULL)
-    arrays = LayerArrays(chain, mesh, replica.microbatch_size, remat)
 
-    def chosen(budget_bytes: int) -> list[tuple[Remat, ...] | None]:
+    def chosen(
+        budget_bytes: int, remat: tuple[Remat, ...] = tuple(Remat)
+    ) -> list[tuple[Remat, ...] | None]:
         """Remat of each stage where it fits."""
+        arrays = LayerArrays(chain, mesh, replica.microbatch_size, remat)
         load = Load(members=1, moments=2, per_segment=None, remat=remat)
         asked = [
             Asked(
@@ -139,5 +143,56 @@ def test_what_the_search_lets_fit_is_promised_to_fit(
         if policy:
             assert found[stage.devices[0]] <= budget, (stage, policy)
     # And it refuses nothing that has a quarter to spare.
-    roomy = chosen(int(1.25 * max(most.values())) + 2**26)
+    roomy = chosen(int(1.25 * max(most.values())) + 2**26, (Remat.NONE,))
     assert roomy == plain
+
+
+@pytest.mark.parametrize("kind", ["h100-80g-sxm", "v100-16g-sxm"])
+@settings(max_examples=25)
+@given(data=st.data())
+def test_seconds_are_those_of_the_programs_and_dots_is_taken_where_it_is_quicker(
+    kind: str, data: st.DataObject
+):
+    chain, cluster = CHAINS["gpt"], CLUSTERS[kind]
+    dtype = "bfloat16" if kind.startswith("h") else "float16"
+    cut, size = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    most = data.draw(st.sampled_from([None, 1, 2, 4]))
+    replica = pipeline(chain, [cut], 8, size, dtype)
+    live = live_microbatches(Schedule.ONE_F_ONE_B, replica)
+    profile = cluster.device("n0/0").profile
+    mesh = MeshShape(profile=profile, dtype=dtype, usable_memory_bytes=2**40)
+    arrays = LayerArrays(chain, mesh, size, tuple(Remat))
+    load = Load(members=2, moments=2, per_segment=most, remat=tuple(Remat))
+    budget_bytes = int(data.draw(st.floats(2, 60)) * 2**30)
+    asked = [
+        Asked(
+            arrays=arrays,
+            state_devices=1,
+            budget_bytes=budget_bytes,
+            held=Held(live=live[s], handed=0, waiting=Waiting.of(live, s)),
+        )
+        for s in range(len(live))
+    ]
+    tables = span_tables(load, asked)
+
+    def stage_s(s: int, policies: tuple[Remat, ...]) -> float:
+        stages = list(replica.stages)
+        stages[s] = dataclasses.replace(
+            stages[s],
+            remat=policies,
+            segments=segments(stages[s].num_layers, most),
+        )
+        plan = Plan(
+            replicas=(dataclasses.replace(replica, stages=tuple(stages)),),
+            batch_size=replica.samples,
+        )
+        return PlanCosts(plan, chain, cluster, 2).stage_s(stage_place(0, s))
+
+    for s, (table, stage) in enumerate(zip(tables, replica.stages, strict=True)):
+        seconds = table.seconds(*stage.layers)
+        if seconds < 1e9:
+            policies = table.remat(*stage.layers)
+            assert seconds == pytest.approx(stage_s(s, policies))
+            if Remat.FULL not in policies:
+                dots = (Remat.DOTS,) * stage.num_layers
+                assert seconds <= stage_s(s, dots) * (1 + 1e-9)
