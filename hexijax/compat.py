@@ -10,7 +10,8 @@ version check appears nowhere but here, and asks what JAX has, not what number i
 | a scan's operands         | `num_consts`, `num_carry`   | `ft_in.unpack()`          |
 | compute placed elsewhere  | `compute_on2`               | `compute_on`              |
 
-One thing none of them has: tracing cuDNN's attention where there is no cuDNN.
+Two things none of them has: tracing cuDNN's attention where there is no cuDNN, and
+saying whether JAX has opened its backend.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from jax._src import source_info_util
+from jax._src import source_info_util, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo as _cudnn
 from jax.experimental import compute_on as _compute_on
 from jax.extend import core
@@ -153,3 +154,8 @@ def cudnn_traceable() -> Generator[None]:
     finally:
         for name, function in asked.items():
             setattr(_cudnn, name, function)
+
+
+def has_started() -> bool:
+    """Whether JAX has opened its backend: its platform and devices then stand."""
+    return xla_bridge.backends_are_initialized()

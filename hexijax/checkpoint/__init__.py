@@ -5,6 +5,6 @@
 Arrays are keyed by the model's own names and boxes, never by their place in a stage.
 """
 
-from hexijax.checkpoint.plain import Saved, Stateful, latest, restore, save
+from hexijax.checkpoint.plain import Saved, Stateful, latest, look, restore, save
 
-__all__ = ["Saved", "Stateful", "latest", "restore", "save"]
+__all__ = ["Saved", "Stateful", "latest", "look", "restore", "save"]

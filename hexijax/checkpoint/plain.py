@@ -98,6 +98,8 @@ def save(
         max_to_keep=keep, enable_async_checkpointing=False
     )
     with ocp.CheckpointManager(folder.resolve(), options=options) as manager:
+        if step in manager.all_steps():
+            manager.delete(step)  # saved before, without a step since
         manager.save(
             step,
             args=ocp.args.Composite(
@@ -131,22 +133,9 @@ def restore(
     import jax
     import orbax.checkpoint as ocp
 
-    step = latest(folder) if step is None else step
-    if step is None or not (folder / str(step)).is_dir():
-        what = "no checkpoint" if step is None else f"no step {step}"
-        raise UserError(
-            f"There is {what} in {folder}. A run writes one at its end, unless it was "
-            "told --no-save, and every N steps with --save-every N."
-        )
-    place, targets = folder.resolve() / str(step), engine.array_targets()
+    place, targets = _find(folder, step), engine.array_targets()
     meta = _read_meta(place)
-    for name, value in facts.items():
-        if name in meta["facts"] and meta["facts"][name] != value:
-            raise UserError(
-                f"The checkpoint {place} cannot be resumed: its {name} is "
-                f"{meta['facts'][name]}, this run's is {value}. Resume with what it "
-                "was written under, or start a new run."
-            )
+    _check_facts(meta["facts"], facts, place)
     _check_arrays(meta["arrays"], targets, place)
     stored = {key: target for key, target in targets.items() if target.size}
     with ocp.StandardCheckpointer() as checkpointer:
@@ -155,7 +144,36 @@ def restore(
         zeros = jax.numpy.zeros(targets[key].shape, targets[key].dtype)
         arrays[key] = jax.device_put(zeros, targets[key].sharding)
     engine.load_arrays(arrays)
-    return Saved(step=step, data_state=meta["data_state"], facts=meta["facts"])
+    return _saved(meta)
+
+
+def look(
+    folder: Path, step: int | None = None, *, facts: Mapping[str, Any] | None = None
+) -> Saved:
+    """Where a step (None: the newest) stood; no array is read.
+
+    Raises:
+      UserError: there is no such step, or it has other facts.
+    """
+    place = _find(folder, step)
+    saved = _saved(_read_meta(place))
+    _check_facts(saved.facts, facts or {}, place)
+    return saved
+
+
+def _find(folder: Path, step: int | None) -> Path:
+    step = latest(folder) if step is None else step
+    if step is None or not (folder / str(step)).is_dir():
+        what = "no checkpoint" if step is None else f"no step {step}"
+        raise UserError(
+            f"There is {what} in {folder}. A run writes one at its end, unless it was "
+            "told --no-save, and every N steps with --save-every N."
+        )
+    return folder.resolve() / str(step)
+
+
+def _saved(meta: Mapping[str, Any]) -> Saved:
+    return Saved(step=meta["step"], data_state=meta["data_state"], facts=meta["facts"])
 
 
 def _read_meta(place: Path) -> dict[str, Any]:
@@ -173,6 +191,18 @@ def _read_meta(place: Path) -> dict[str, Any]:
             f"hexijax reads version {FORMAT_VERSION}."
         )
     return meta
+
+
+def _check_facts(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], place: Path
+) -> None:
+    for name, value in wanted.items():
+        if name in saved and saved[name] != value:
+            raise UserError(
+                f"The checkpoint {place} cannot be resumed: its {name} is "
+                f"{saved[name]}, this run's is {value}. Resume with what it was "
+                "written under, or start a new run."
+            )
 
 
 def _check_arrays(

@@ -5,11 +5,8 @@ arguments -> Session -> Chain -> Plan -> Machine -> Loop -> runs/<name>-<number>
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any
 
-from hexijax.cli.screen import Screen
 from hexijax.cli.session import (
     SINGLE,
     Session,
@@ -18,15 +15,17 @@ from hexijax.cli.session import (
 )
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
-from hexijax.job.intake import problem, trace_chain, training_facts
+from hexijax.job import saving
+from hexijax.job.intake import problem, trace_chain
 from hexijax.job.loop import Diverged, Loop
 from hexijax.job.machine import Machine, make_machine
-from hexijax.plan import Plan, serial, text
+from hexijax.job.screen import Screen
+from hexijax.plan import Plan
 from hexijax.report import Meter, Metrics, RunFolder
 from hexijax.report.explain import brief
-from hexijax.report.folder import write_atomically, write_json
+from hexijax.report.folder import write_json
 from hexijax.report.judged import judge
-from hexijax.report.summary import make_report, render, versions
+from hexijax.report.summary import make_report, render
 
 DIVERGED, INTERRUPTED = 1, 130
 
@@ -70,18 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     machine.engine.init()
     batches = experiment.data.batches(experiment.batch_size)
     start = _resume(resumed, machine, experiment, batches, screen) if resumed else 0
+    fingerprint = experiment.data.fingerprint()
     folder = resumed or RunFolder.new(arguments.out, experiment.name)
     if plan:
-        write_atomically(folder.plan_text, text.render(plan, chain))
-        serial.save(
-            folder.plan_json,
-            plan,
-            session.cluster,
-            chain,
-            training_facts(experiment),
-        )
+        saving.write_plan(folder, plan, session.cluster, chain, experiment)
         if not arguments.emulate:  # stand-ins compile to other programs
-            _write_temps(folder, machine)
+            saving.write_temps(folder, machine)
     meter = Meter(
         tokens_per_step=float(experiment.batch_size * experiment.tokens_per_sample),
         flops_per_step=machine.flops_per_step,
@@ -97,7 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
             write=metrics.write,
             save=None
             if arguments.no_save
-            else _saver(folder, machine, experiment, batches),
+            else saving.saver(
+                folder,
+                machine.engine,
+                {**saving.facts(experiment, chain), "data": fingerprint},
+                batches.get_state,
+            ),
             save_every=arguments.save_every,
         )
         status = "failed"
@@ -128,13 +126,6 @@ def _check_gpu() -> None:
         raise UserError(message)
 
 
-def _write_temps(folder: RunFolder, machine: Machine) -> None:
-    from hexijax.runtime.engine import Engine
-
-    if isinstance(machine.engine, Engine):
-        write_json(folder.temps, machine.engine.temps().to_json())
-
-
 def _resume(
     folder: RunFolder,
     machine: Machine,
@@ -143,54 +134,28 @@ def _resume(
     screen: Screen,
 ) -> int:
     """Puts engine and data where the run was saved; returns the steps done."""
-    from hexijax import checkpoint
-
-    facts = _facts(experiment)
-    saved = checkpoint.restore(folder.checkpoints, machine.engine, facts=facts)
+    saved = saving.restore(
+        folder,
+        machine.engine,
+        {**saving.facts(experiment), "data": experiment.data.fingerprint()},
+    )
     if saved.step >= experiment.steps:
         raise UserError(
             f"--resume: {folder.path} has done {saved.step} steps already and "
             f"{experiment.steps} were asked for. Ask for more: --set "
             f"steps={2 * saved.step}."
         )
+    if saved.data_state is None:
+        raise UserError(
+            f"--resume: {folder.path} was saved without the position of its data, by "
+            "a loop of its own. Go on with a Trainer's resume, or start a new run from "
+            f"its parameters: init={str(folder.path)!r}."
+        )
     batches.set_state(saved.data_state)
     screen.say(f"resuming {folder.path} after step {saved.step}")
-    then, now = saved.facts.get("versions", {}), versions()
-    moved = [f"{k} {then[k]} -> {now.get(k)}" for k in then if then[k] != now.get(k)]
-    if moved:
+    if moved := saving.moved_versions(saved):
         screen.say(f"versions changed, so last digits may: {', '.join(moved)}")
     return saved.step
-
-
-def _saver(
-    folder: RunFolder,
-    machine: Machine,
-    experiment: Experiment,
-    batches: BatchIterator,
-) -> Callable[[int], None]:
-    facts = {**_facts(experiment), "versions": versions()}
-
-    def save(step: int) -> None:
-        from hexijax import checkpoint  # imports Orbax: for those who save
-
-        checkpoint.save(
-            folder.checkpoints,
-            machine.engine,
-            step=step,
-            data_state=batches.get_state(),
-            facts=facts,
-        )
-
-    return save
-
-
-def _facts(experiment: Experiment) -> Mapping[str, Any]:
-    """What a resumed run must share with the saved one, besides its arrays."""
-    return {
-        "seed": experiment.seed,
-        "batch size": experiment.batch_size,
-        "data": experiment.data.fingerprint(),
-    }
 
 
 def _report(

@@ -13,9 +13,9 @@ from hexijax.cli.fields import Source, read_source
 from hexijax.cli.loading import beside, find_experiment, load_experiment
 from hexijax.cli.settings import parse_settings
 from hexijax.cluster import Cluster
-from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.job import platform
+from hexijax.job.clusters import read_cluster
 from hexijax.job.plans import new_plan, read_plan
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, PlanError
@@ -63,20 +63,6 @@ def open_session(
 
         cluster = local_cluster()
     return Session(source=source, experiment=experiment, cluster=cluster)
-
-
-def read_cluster(file: Path) -> Cluster:
-    """The cluster in ``file``.
-
-    Raises:
-      UserError: there is no such file, or it does not describe a cluster.
-    """
-    if not file.is_file():
-        raise UserError(
-            f"There is no cluster file {file} (looked from {Path.cwd()}). Examples lie "
-            "in experiments/clusters."
-        )
-    return Cluster.from_toml(file)
 
 
 def find_plan(

@@ -10,14 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hexijax.cli.prices import read_prices
-from hexijax.cli.session import (
-    SINGLE,
-    find_plan,
-    open_session,
-    read_cluster,
-)
+from hexijax.cli.session import SINGLE, find_plan, open_session
 from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
+from hexijax.job.clusters import read_cluster
 from hexijax.job.intake import problem, trace_chain
 from hexijax.plan import Plan, checks, serial
 from hexijax.planner import Objective

@@ -8,12 +8,18 @@ samples of a short last batch, or of one with little weight, too much.
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from hexijax.errors import UserError
-from hexijax.experiment import Batch
+from hexijax.experiment import Batch, Data
 from hexijax.runtime.results import Sums, means
+
+NO_BATCH = (
+    "There is no batch to evaluate: the evaluation's data ended before its first. An "
+    "iterator can be read once only; give a list of batches, or a Data, whose "
+    "batches() starts anew each time."
+)
 
 
 @runtime_checkable
@@ -59,11 +65,7 @@ def evaluate(
         count += 1
         samples += len(next(iter(batch.values())))
     if not count:
-        raise UserError(
-            "There is no batch to evaluate: the evaluation's data ended before its "
-            "first. An iterator can be read once only; give a list of batches, or a "
-            "Data, whose batches() starts anew each time."
-        )
+        raise UserError(NO_BATCH)
     if not totals["loss"][1]:
         raise UserError(
             f"The {samples} samples evaluated have weight 0 together: there is nothing "
@@ -74,3 +76,31 @@ def evaluate(
         batches=count,
         samples=samples,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Held:
+    """Batches that can be read again, as a ``Data``."""
+
+    held: Iterable[Batch]
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """From the first, each time."""
+        del batch_size  # each is evaluated as it is
+        return iter(self.held)
+
+
+def repeatable(given: Data | Iterable[Batch]) -> "Data | _Held":
+    """What ``Experiment.eval_data`` takes, from batches that can be read again.
+
+    Raises:
+      UserError: they can be read once only.
+    """
+    if isinstance(given, Data):
+        return given
+    if iter(given) is given:
+        raise UserError(
+            f"eval_data is a {type(given).__name__}, which can be read once, and every "
+            "evaluation reads it from the beginning. Give a list of batches, or a Data."
+        )
+    return _Held(given)

@@ -8,19 +8,24 @@ On shapes alone: nothing is computed.
 
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
-from hexijax.experiment import Experiment
+from hexijax.experiment import Batch, Experiment
 from hexijax.layers.chain import Chain
 from hexijax.plan.training import Training
 from hexijax.planner import PlanOptions
 from hexijax.report.problem import Problem
 
 
-def trace_chain(experiment: Experiment) -> Chain:
-    """The experiment's model as layers, on shapes alone."""
+def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
+    """The experiment's model as layers, on shapes alone.
+
+    Args:
+        experiment: its loss, parameters and dtype count.
+        batch: what a batch looks like, of any size; None: one of its data.
+    """
     from hexijax.layers import kernels
     from hexijax.runtime.engine import abstract_params
 
-    if experiment.data is None:
+    if batch is None and experiment.data is None:
         raise UserError(
             f"The experiment {experiment.name!r} has no data. Give it a Data, such as "
             "hexijax.data.TextBytes()."
@@ -33,7 +38,7 @@ def trace_chain(experiment: Experiment) -> Chain:
     return kernels.trace_chain(
         experiment.loss,
         abstract_params(experiment),
-        next(experiment.data.batches(1)),
+        next(experiment.data.batches(1)) if batch is None else batch,
         dtype=experiment.dtype,
         name=experiment.name,
         per_microbatch=experiment.per_microbatch,

@@ -88,12 +88,18 @@ class Loop:
     save_every: int = 0
     """Steps between saves; the last step is always saved."""
 
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Ends the run after the step at hand, once it is set; Ctrl-C sets it."""
+
+    flag: str = "--set "
+    """How a field of the experiment is set by whoever reads the messages."""
+
     _skipped: int = dataclasses.field(default=0, init=False)
     _saved: int = dataclasses.field(default=0, init=False)
     _told_end: bool = dataclasses.field(default=False, init=False)
 
     def run(self, start: int = 0) -> bool:
-        """Trains from step ``start``; False: Ctrl-C ended it early.
+        """Trains from step ``start``; False: ``stop`` ended it early.
 
         Raises:
           Diverged: a loss or gradient is not finite.
@@ -104,7 +110,7 @@ class Loop:
         self.screen.training(steps, start)
         if start == 0 and self.experiment.eval_ends:
             self._tell({"step": -1, **self._evaluate()})
-        with _asked_to_stop(self.screen) as stop:
+        with _asked_to_stop(self.screen, self.stop):
             self.meter.start()
             for step in range(start, steps):
                 batch = next(self.batches, None)
@@ -122,15 +128,15 @@ class Loop:
                     if self._saves(step):
                         self._save(done)
                     self.meter.start()
-                if stop.is_set():
+                if self.stop.is_set():
                     break
             if pending is not None:
                 self._finish(*pending)
             if done > self._saved:
                 self._save(done)
         self.screen.close()
-        if done < steps and not stop.is_set():
-            raise UserError(_ended(done - start, steps - start, start))
+        if done < steps and not self.stop.is_set():
+            raise UserError(ended(done - start, steps - start, start))
         return done == steps
 
     def _evaluates(self, step: int) -> bool:
@@ -203,16 +209,19 @@ class Loop:
                 "rate or loss_scale, or look at the data."
             )
         else:
-            clip = "" if experiment.clip_norm else "--set clip_norm=1, "
+            flag, yes = self.flag, "true" if self.flag else "True"
+            save = "--save-every N" if flag else "save_every=N"
+            clip = "" if experiment.clip_norm else f"{flag}clip_norm=1, "
             ways = (
-                f"Try {clip}a smaller learning rate or a longer warm-up, --set "
-                "dtype=float32, or --set skip_nonfinite=true to leave such steps out. "
-                "With --save-every N a run can go on from before it."
+                f"Try {clip}a smaller learning rate or a longer warm-up, {flag}"
+                f"dtype=float32, or {flag}skip_nonfinite={yes} to leave such steps "
+                f"out. With {save} a run can go on from before it."
             )
         raise Diverged(f"The {what}. {ways}")
 
 
-def _ended(batches: int, asked: int, start: int) -> str:
+def ended(batches: int, asked: int, start: int) -> str:
+    """Says that data ended early."""
     return (
         f"The data ended after {batches} batches, and {asked} steps were asked for. "
         f"The first {start + batches} steps of the run are done and stand. Give data "
@@ -221,11 +230,10 @@ def _ended(batches: int, asked: int, start: int) -> str:
 
 
 @contextmanager
-def _asked_to_stop(screen: Watcher) -> Generator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second interrupts at once."""
-    stop = threading.Event()
+def _asked_to_stop(screen: Watcher, stop: threading.Event) -> Generator[None]:
+    """The first Ctrl-C sets ``stop``; the second interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # signals are the main thread's
+        yield  # signals are the main thread's
         return
     before = signal.getsignal(signal.SIGINT)
 
@@ -236,6 +244,6 @@ def _asked_to_stop(screen: Watcher) -> Generator[threading.Event]:
 
     signal.signal(signal.SIGINT, ask)
     try:
-        yield stop
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

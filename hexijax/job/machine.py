@@ -58,12 +58,14 @@ def make_machine(
     """
     from hexijax.runtime.devices import assign
     from hexijax.runtime.engine import Engine
+    from hexijax.runtime.form import BatchForm
     from hexijax.runtime.plain import PlainEngine
 
     devices = assign(cluster, emulate=emulate)
     if plan is None:
         name, device = next(iter(devices.items()))
-        used, engine = [name], PlainEngine(experiment, device=device)
+        form = BatchForm(size=experiment.batch_size, arrays=chain.batch)
+        used, engine = [name], PlainEngine(experiment, device=device, form=form)
         peaks = cluster.device(name).profile.dense_flops_per_s
         peak = peaks.get(experiment.dtype)
     else:

@@ -6,10 +6,21 @@ What the user has set already is kept.
 """
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
+from typing import Any
 
 from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+from hexijax.job.clusters import given_cluster
+
+_READ_ON_IMPORT: Mapping[str, Callable[[str], Any]] = {
+    "JAX_PLATFORMS": str,
+    "JAX_COMPILATION_CACHE_DIR": str,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
+}
+"""What ``prepare`` may set, and how JAX reads it."""
 
 _FORCE = "--xla_force_host_platform_device_count"
 
@@ -29,17 +40,80 @@ def prepare(
         cpu: leave GPUs alone.
         environ: where it is set.
     """
-    devices = cluster.devices if cluster else ()
-    all_cpu = cluster is not None and (emulate or cluster.on_cpu)
-    forced = [d for d in devices if all_cpu or d.profile.vendor == "cpu"]
-    if cpu or all_cpu:
+    forced = _forced(cluster, emulate=emulate)
+    if cpu or (cluster is not None and (emulate or cluster.on_cpu)):
         environ["JAX_PLATFORMS"] = "cpu"
     if forced:
-        _force_cpu_devices(len(forced), environ)
+        _force_cpu_devices(forced, environ)
     environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder(environ)))
     # Every program: those of a plan are many and small.
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
+def emulate(cluster: Cluster | str | Path) -> None:
+    """Lets forced CPU devices of this process stand for a cluster's cards.
+
+    Call it before JAX opens its backend, so before anything is computed or
+    ``jax.devices()`` is asked: the number of CPU devices is fixed from then on. Then
+    give ``Trainer`` ``emulate=True``. It shows that a job runs, and its numbers; never
+    its speed.
+
+    Args:
+        cluster: it, or its file.
+
+    Raises:
+      UserError: JAX has started with fewer devices.
+    """
+    found = given_cluster(cluster)
+    assert found is not None
+    stand(found, emulate=True, file=None if cluster is found else str(cluster))
+
+
+def stand(
+    cluster: Cluster | None, *, emulate: bool = False, file: str | None = None
+) -> None:
+    """``prepare`` where JAX may have been imported, or may even have started.
+
+    Args:
+        cluster: see ``prepare``.
+        emulate: see ``prepare``.
+        file: where the cluster was read from, for the message.
+
+    Raises:
+      UserError: JAX has started with fewer CPU devices than stand for others.
+    """
+    import jax
+
+    from hexijax import compat
+
+    if not compat.has_started():
+        before = {name: os.environ.get(name) for name in _READ_ON_IMPORT}
+        prepare(cluster, emulate=emulate)
+        for name, value in before.items():  # JAX has read these already
+            if os.environ.get(name) != value:
+                jax.config.update(name.lower(), _READ_ON_IMPORT[name](os.environ[name]))
+        return
+    wanted = _forced(cluster, emulate=emulate)
+    if not wanted:
+        return
+    assert cluster is not None
+    there = len(jax.local_devices() if emulate else jax.local_devices(backend="cpu"))
+    if there < wanted:
+        call = f"hexijax.emulate({(file or 'cluster')!r})"
+        call = call if file else call.replace("'", "")
+        raise UserError(
+            f"Cluster {cluster.name!r} needs {wanted} forced CPU devices, and JAX has "
+            f"started with {there}: their number is fixed when it first computes. Call "
+            f"{call} before that, at the top of the program, or set in the "
+            f'environment JAX_PLATFORMS=cpu XLA_FLAGS="{_FORCE}={wanted}".'
+        )
+
+
+def _forced(cluster: Cluster | None, *, emulate: bool) -> int:
+    """CPU devices that stand for devices of the cluster."""
+    devices = cluster.devices if cluster else ()
+    return sum(emulate or device.profile.vendor == "cpu" for device in devices)
 
 
 def cache_folder(environ: MutableMapping[str, str] = os.environ) -> Path:

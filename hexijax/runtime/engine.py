@@ -17,6 +17,7 @@ import numpy as np
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
 from hexijax.costs.temp import Temps
+from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS
@@ -43,6 +44,7 @@ from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
 from hexijax.runtime.executor import Executor, Parts
+from hexijax.runtime.form import BatchForm
 from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
@@ -104,6 +106,7 @@ class Engine:
             costs=PlanCosts(plan, chain, cluster, whole_leaves=whole_leaves),
             whole_leaves=whole_leaves,
         )
+        self._form = BatchForm(size=plan.batch_size, arrays=chain.batch)
         self._rows = sample_map(plan)
         self._programs = Programs()
         self._segments = {
@@ -286,11 +289,11 @@ class Engine:
 
     # State.
 
-    def init(self) -> None:
-        """The experiment's first parameters and fresh moments, at their homes."""
-        self.set_params(
-            initial_params(self.experiment, next(iter(self.devices.values())))
-        )
+    def init(self, given: Experiment | None = None) -> None:
+        """The first parameters of ``given``, or of the experiment, at their homes, with
+        fresh moments."""
+        device = next(iter(self.devices.values()))
+        self.set_params(initial_params(given or self.experiment, device))
 
     def set_params(self, params: Any) -> None:
         """Master parameters from a tree of arrays or a source with the model's names,
@@ -366,14 +369,23 @@ class Engine:
 
     # Stepping.
 
-    def step(self, batch: Mapping[str, np.ndarray], step: int) -> StepResult:
+    def step(self, batch: Mapping[str, Any], step: int) -> StepResult:
         """One optimizer step on a global batch; returns before it is computed.
 
         Args:
           batch: arrays by name, ``[batch_size, ...]``.
           step: number of the step; random keys follow from it.
+
+        Raises:
+          UserError: the batch has another form, or no weight; nothing was dispatched.
         """
-        weight = self._begin(batch, step)
+        what = f"The batch of step {step}"
+        weight = self._begin(self._form.taken(batch, what), step)
+        if not weight:
+            raise UserError(
+                f"{what} has weight 0: there is nothing to average over. Look at the "
+                "weights that the loss returns."
+            )
         for r, replica in enumerate(self.plan.replicas):
             last = stage_place(r, len(replica.stages) - 1)
             self._seeds[last] = jax.device_put(
@@ -382,11 +394,11 @@ class Engine:
         left = self._executor.run_body()
         return StepResult(functools.partial(self._fetch, left, weight))
 
-    def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+    def evaluate(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         """Loss and metrics of a global batch, without a gradient."""
         return means(self.sums(batch, step))
 
-    def sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
+    def sums(self, batch: Mapping[str, Any], number: int) -> Sums:
         """The same before the division, for a mean over many batches.
 
         Args:
@@ -398,7 +410,8 @@ class Engine:
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
-        weight = self._begin(batch, number)
+        taken = self._form.taken(batch, f"Batch {number} of the evaluation")
+        weight = self._begin(taken, number)
         params = [
             names.param(place, name)
             for name, group in self.groups.items()
@@ -420,7 +433,7 @@ class Engine:
 
     def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
         """Takes a global batch; returns its weight, known before any backward."""
-        self._batch = {name: np.asarray(array) for name, array in batch.items()}
+        self._batch = batch
         keyed = any(KEYS in segment.batch for segment in self._segments.values())
         if keyed:
             size = self.plan.batch_size

@@ -16,6 +16,7 @@ from hexijax.experiment import Experiment
 from hexijax.layers.names import path_name
 from hexijax.runtime import weights
 from hexijax.runtime.batches import sample_keys
+from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.results import StepResult, Sums, means
 from hexijax.weights.runs import Stored
@@ -23,12 +24,24 @@ from hexijax.weights.source import Source, Tensor, whole
 
 
 class PlainEngine:
-    """``Engine``'s interface on one device, without plan or program."""
+    """``Engine``'s interface on one device, without plan or program.
+
+    Args:
+      experiment: what to train.
+      device: where.
+      form: of every batch; None: any batch is taken.
+    """
 
     program: None = None
 
-    def __init__(self, experiment: Experiment, *, device: jax.Device):
-        self.experiment, self.device = experiment, device
+    def __init__(
+        self,
+        experiment: Experiment,
+        *,
+        device: jax.Device,
+        form: BatchForm | None = None,
+    ):
+        self.experiment, self.device, self._form = experiment, device, form
         loss = experiment.loss
         if hasattr(loss, "variant"):
             loss = loss.variant(dtype=experiment.dtype, attention=None)
@@ -39,9 +52,10 @@ class PlainEngine:
         self._moments: Any = None
         self._came_as: Mapping[str, str] = {}
 
-    def init(self) -> None:
-        """The experiment's first parameters, and fresh moments."""
-        self.set_params(initial_params(self.experiment, self.device))
+    def init(self, given: Experiment | None = None) -> None:
+        """The first parameters of ``given``, or of the experiment, and fresh
+        moments."""
+        self.set_params(initial_params(given or self.experiment, self.device))
 
     def _sums(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
         out = self._loss(params, batch, jax.random.wrap_key_data(key_data))
@@ -87,31 +101,35 @@ class PlainEngine:
         keys = sample_keys(self.experiment.seed, step, size)
         return jax.device_put((dict(batch), keys), self.device)
 
-    def step(self, batch: Mapping[str, np.ndarray], step: int) -> StepResult:
+    def step(self, batch: Mapping[str, Any], step: int) -> StepResult:
         """One optimizer step; see ``Engine.step``."""
+        if self._form:
+            batch = self._form.taken(batch, f"The batch of step {step}")
         self._params, self._moments, out = self._step(
             self._params, self._moments, *self._inputs(batch, step)
         )
 
         def fetch() -> dict[str, float]:
             total, weight, metrics, norm, finite = jax.device_get(out)
-            means = {k: float(s) / float(w) for k, (s, w) in metrics.items()}
+            pairs = {"loss": (total, weight), **metrics}
             return {
-                "loss": float(total) / float(weight),
+                **means({name: (float(s), float(w)) for name, (s, w) in pairs.items()}),
                 "weight": float(weight),
                 "grad_norm": float(norm),
                 "finite": float(finite),
-                **means,
             }
 
         return StepResult(fetch)
 
-    def evaluate(self, batch: Mapping[str, np.ndarray], step: int) -> dict[str, float]:
+    def evaluate(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         """Loss and metrics without a gradient."""
         return means(self.sums(batch, step))
 
-    def sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
+    def sums(self, batch: Mapping[str, Any], number: int) -> Sums:
         """The same before the division; see ``Engine.sums``."""
+        if self._form:
+            what = f"Batch {number} of the evaluation"
+            batch = self._form.taken(batch, what, short=True)
         total, weight, metrics = jax.device_get(
             self._evaluate(self._params, *self._inputs(batch, number))
         )

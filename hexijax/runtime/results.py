@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 Sums = Mapping[str, tuple[float, float]]
 """``loss`` and each metric: the sum over samples, and the weight it is divided by."""
@@ -20,3 +20,32 @@ class StepResult:
     fetch: Callable[[], dict[str, float]]
     """Waits; gives ``loss`` and every metric as means over the global weight,
     ``grad_norm`` before clipping, ``weight``, and ``finite`` as 1 or 0."""
+
+
+class Numbers(Mapping[str, float]):
+    """A step's numbers, waited for when first read, and then kept."""
+
+    def __init__(self, fetch: Callable[[], dict[str, float]]):
+        self._fetch: Callable[[], dict[str, float]] | None = fetch
+        self._found: dict[str, float] = {}
+
+    def wait(self) -> None:
+        """Until the step is computed."""
+        if self._fetch is not None:
+            self._found = self._fetch()
+            self._fetch = None  # it holds what is on the devices
+
+    def __getitem__(self, name: str) -> float:
+        self.wait()
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self.wait()
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        self.wait()
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hexijax.cli.screen import Screen
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
 from hexijax.job.loop import MAX_SKIPPED, Diverged, Loop
+from hexijax.job.screen import Screen
 from hexijax.report import Meter, Metrics
 from hexijax.report.metrics import read_metrics
 

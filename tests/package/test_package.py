@@ -96,7 +96,8 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         hexijax.cluter  # noqa: B018
     assert str(unknown.value) == (
         "module 'hexijax' has no attribute 'cluter'. Did you mean 'Cluster'? "
-        "Its public names are Cluster, Experiment, load, make_plan."
+        "Its public names are Cluster, Experiment, Trainer, emulate, load, make_plan, "
+        "simulate, trace_chain."
     )
     with pytest.raises(AttributeError, match="attribute 'zzz'. Its public names"):
         hexijax.zzz  # noqa: B018
