@@ -96,7 +96,7 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys)
 
     capsys.readouterr()
     for arguments, says in [
-        (["--set", "steps=2"], "has done 3 steps already and 2 were asked for"),
+        (["--set", "steps=2"], "has done 5 steps already and 2 were asked for"),
         (["--set", "seed=1"], "its seed is 0, this run's is 1"),
         (["--plan", "single"], "belongs to another plan or model. The first differ"),
         (["--set", "width=16"], "first difference is at"),
