@@ -202,6 +202,13 @@ def _refine(
             crossing[_narrowest(equations, a.last + 1, b.first)]
             for a, b in itertools.pairwise(parts)
         ]
-        fits = len(parts) > 1 and max(borders) <= max(around, default=max(borders))
+        narrow = len(parts) > 1 and max(borders) <= max(around, default=max(borders))
+        fits = narrow and 2 * _size(equations, parts) >= _size(equations, [block])
         refined += parts if fits else [block]
     return refined
+
+
+def _size(equations: Equations, blocks: Sequence[_Block]) -> int:
+    """Elements of the parameters in some blocks. Two norms, `ln_1` and `ln_2`, are not
+    what a block is made of."""
+    return sum(v.aval.size for v, path in equations.paths.items() if _key(path, blocks))

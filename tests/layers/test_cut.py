@@ -109,6 +109,22 @@ def test_experts_inside_a_block_are_no_layers():
     assert names == ("embed", "blocks/0", "blocks/1")
 
 
+def test_numbered_norms_inside_a_block_are_no_layers():
+    norms = {
+        f"ln_{i}": {"scale": jax.ShapeDtypeStruct((WIDTH,), jnp.float32)}
+        for i in (1, 2)
+    }
+
+    def apply(p: Any, x: Any) -> Any:
+        for layer in p["blocks"]:
+            x = block(layer, x * layer["ln_1"]["scale"]) * layer["ln_2"]["scale"]
+            x = x + jnp.tanh(x @ layer["mlp"]["w"])
+        return x
+
+    params = {"blocks": [{**BLOCK, **norms, "mlp": {"w": MATRIX}}] * 2}
+    assert traced(params, apply).layering.names == ("blocks/0", "blocks/1")
+
+
 def test_encoder_and_decoder_follow_each_other():
     params = {"encoder": {"layers": [BLOCK] * 2}, "decoder": {"layers": [BLOCK] * 2}}
 

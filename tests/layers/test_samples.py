@@ -162,6 +162,39 @@ def test_other_forms_are_refused():
         trace_model(one, PARAMS, scalar, microbatch_size=4)
 
 
+def rotated(params: Any, batch: Any, keys: Any) -> Any:
+    """Positions, the same for every sample, look up a table that is then split."""
+    x = project(params, batch)
+    places = jnp.broadcast_to(jnp.arange(8), x.shape)
+    table = jnp.linspace(0.0, 1.0, 32).reshape(8, 4)
+    sines, cosines = jnp.split(table[places], 2, axis=-1)
+    turned = jnp.concatenate([sines, cosines[:, ::-1]], -1) @ table[:4]
+    reach = jnp.cumsum(jnp.pad(turned, ((0, 0), (1, 0), (0, 0)))[:, 1:], 1)
+    return (x * jnp.expand_dims(reach.sum(-1), 0)[0].reshape(x.shape)).sum(1), ones(
+        batch
+    )
+
+
+def rolled(params: Any, batch: Any, keys: Any) -> Any:
+    """The same, but each sample has its own place in the table."""
+    x = project(params, batch)
+    table = jnp.linspace(0.0, 1.0, 32).reshape(8, 4)
+    own = jnp.broadcast_to(jnp.arange(len(x))[:, None], x.shape)
+    return (x * jnp.split(table[own], 2, axis=-1)[0].sum(-1)).sum(1), ones(batch)
+
+
+def test_what_is_equal_for_all_samples_stays_so_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(samples, "probe", None)
+    assert samples.check(rotated, PARAMS, BATCH).kind == "sum"
+    verdict = samples.check(rolled, PARAMS, BATCH)
+    assert (verdict.kind, verdict.how) == (
+        "mixes",
+        "depends on the place of a sample in its microbatch",
+    )
+
+
 def picked(params: Any, batch: Any, keys: Any) -> Any:
     """No rule follows samples through a gather by arange; it keeps them apart."""
     x = project(params, batch)
