@@ -49,6 +49,20 @@ def sample_map(plan: Plan) -> dict[tuple[int, int], Rows]:
     return rows
 
 
+def cut_short(
+    rows: Mapping[tuple[int, int], Rows], size: int
+) -> dict[tuple[int, int], Rows]:
+    """The rows of a batch of which only the first ``size`` samples are there; the
+    others become padding."""
+    return {
+        key: Rows(
+            np.minimum(each.index, size - 1),
+            each.mask * (each.index < size).astype(np.float32),
+        )
+        for key, each in rows.items()
+    }
+
+
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _key_data(seed: int, step: jax.Array, batch_size: int) -> jax.Array:
     at_step = jax.random.fold_in(jax.random.key(seed), step)

@@ -6,6 +6,7 @@ The engine owns what a step needs besides the Program: the sample map, the globa
 weight, the random keys, and the numbers people read.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
-from hexijax.layers.segment import KEYS
+from hexijax.layers.segment import KEYS, Segment
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
@@ -40,7 +41,13 @@ from hexijax.program.program import (
 from hexijax.runtime import devices as machine
 from hexijax.runtime import state as stored
 from hexijax.runtime import weights
-from hexijax.runtime.batches import host_device, sample_keys, sample_map, take
+from hexijax.runtime.batches import (
+    cut_short,
+    host_device,
+    sample_keys,
+    sample_map,
+    take,
+)
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
 from hexijax.runtime.executor import Executor, Parts
@@ -49,7 +56,7 @@ from hexijax.runtime.groups import GroupRuntime, Programs
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
-from hexijax.runtime.memo import memo
+from hexijax.runtime.memo import MADE_BY, memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
 from hexijax.runtime.results import StepResult, Sums, means
@@ -107,17 +114,10 @@ class Engine:
             whole_leaves=whole_leaves,
         )
         self._form = BatchForm(size=plan.batch_size, arrays=chain.batch)
-        self._rows = sample_map(plan)
+        self._all_rows = self._rows = sample_map(plan)
+        self._pads_all = False
         self._programs = Programs()
-        self._segments = {
-            (place, i): self._traced(place).segment(
-                *stage.segment_layers(i),
-                _remat(stage, i),
-                segment_buckets(self.layout.groups, stage.segment_layers(i)),
-            )
-            for place, stage in plan.stages()
-            for i in range(len(stage.segments))
-        }
+        self._segments = self._cut()
         self.groups = self._make_groups()
         compiler = Compiler(self.layout, progress)
         self._add(compiler, self.program, grad=True)
@@ -130,6 +130,17 @@ class Engine:
         self._seeds: dict[Place, jax.Array] = {}
 
     # Building.
+
+    def _cut(self) -> dict[tuple[Place, int], Segment]:
+        return {
+            (place, i): self._traced(place).segment(
+                *stage.segment_layers(i),
+                _remat(stage, i),
+                segment_buckets(self.layout.groups, stage.segment_layers(i)),
+            )
+            for place, stage in self.plan.stages()
+            for i in range(len(stage.segments))
+        }
 
     @memo
     def _trace(
@@ -162,7 +173,8 @@ class Engine:
             and profile.has_cudnn_attention
             and stage.dtype in ("bfloat16", "float16")
         )
-        padded = replica.samples < replica.microbatches * replica.microbatch_size
+        room = replica.microbatches * replica.microbatch_size
+        padded = self._pads_all or replica.samples < room
         size = replica.microbatch_size // stage.lanes
         return self._trace(stage.dtype, "cudnn" if cudnn else "xla", size, padded)
 
@@ -402,16 +414,47 @@ class Engine:
         """The same before the division, for a mean over many batches.
 
         Args:
-          batch: arrays by name, as a step's.
+          batch: arrays by name, as a step's, or of fewer samples.
           number: random keys follow from it, where the loss draws.
+
+        Raises:
+          UserError: the batch has another form.
         """
+        taken = self._form.taken(batch, f"Batch {number} of the evaluation", short=True)
+        size = len(next(iter(taken.values())))
+        engine = self if size == self.plan.batch_size else self._for_short(size)
+        return engine._sums(taken, number)
+
+    def _for_short(self, size: int) -> "Engine":
+        """The engine that evaluates batches of ``size`` samples: this one where the
+        loss gives numbers by sample, which padding can be left out of; else its twin,
+        with the same parameters, that takes the loss a sample at a time."""
+        if self.experiment.per_microbatch:
+            raise UserError(
+                f"A batch of {size} samples was to be evaluated, and the batch size is "
+                f"{self.plan.batch_size}: under per_microbatch=True the loss depends "
+                "on the samples that stand together, so none can be padding. Leave the "
+                "short batch out, or fill it up."
+            )
+        maskable = all(self._traced(p).maskable for p, _ in self.plan.stages())
+        return self if maskable else self._twin()
+
+    @memo
+    def _twin(self) -> "Engine":
+        twin = copy.copy(self)
+        for name in [name for name in twin.__dict__ if name.startswith(MADE_BY)]:
+            del twin.__dict__[name]
+        twin._pads_all, twin._evaluator = True, None
+        twin._segments = twin._cut()
+        return twin
+
+    def _sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
         if self._evaluator is None:
             program = lower(self.plan, self.chain, rules=self._rules, evaluation=True)
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
-        taken = self._form.taken(batch, f"Batch {number} of the evaluation")
-        weight = self._begin(taken, number)
+        weight = self._begin(batch, number)
         params = [
             names.param(place, name)
             for name, group in self.groups.items()
@@ -433,7 +476,10 @@ class Engine:
 
     def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
         """Takes a global batch; returns its weight, known before any backward."""
-        self._batch = batch
+        self._batch, given = batch, len(next(iter(batch.values())))
+        self._rows = self._all_rows
+        if given < self.plan.batch_size:
+            self._rows = cut_short(self._all_rows, given)
         keyed = any(KEYS in segment.batch for segment in self._segments.values())
         if keyed:
             size = self.plan.batch_size

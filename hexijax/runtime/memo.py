@@ -4,6 +4,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+MADE_BY = "_made_by_"
+"""How the attributes that hold results begin."""
+
 
 def memo(method: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a method once for each of its positional arguments.
@@ -11,7 +14,7 @@ def memo(method: Callable[..., Any]) -> Callable[..., Any]:
     ``functools.cache`` would keep every object alive that ever called the method: an
     engine with all its arrays.
     """
-    name = f"_made_by_{method.__name__}"
+    name = MADE_BY + method.__name__
 
     @functools.wraps(method)
     def once(self: Any, *args: Any) -> Any:

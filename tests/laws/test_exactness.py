@@ -145,19 +145,6 @@ def test_donated_buffers_give_the_numbers_of_kept_ones(monkeypatch: Any):
         np.testing.assert_array_equal(value, donated.params[name], err_msg=name)
 
 
-def test_evaluation_gives_the_plain_loss_and_leaves_training_alone(monkeypatch: Any):
-    case = draw(SEEDS[0])
-    first, second = tokens(BATCH_SIZE, 99), tokens(BATCH_SIZE, 7)
-    plainly = run(case, monkeypatch).engine
-    evaluating = run(case, monkeypatch).engine
-    evaluating.evaluate(first, 0)
-    evaluated = evaluating.evaluate(second, 1)
-    trained = evaluating.step(second, 1).fetch()
-    assert evaluated["loss"] == pytest.approx(trained["loss"], rel=1e-6)
-    assert evaluated["accuracy"] == pytest.approx(trained["accuracy"])
-    assert trained == plainly.step(second, 1).fetch()
-
-
 def test_a_gradient_error_is_seen():
     outcome = type("O", (), {})()
     outcome.want_grads = {"a": np.ones(4), "b": np.ones(4)}
