@@ -72,7 +72,10 @@ def families(forms: Forms, cost: Cost) -> Iterator[Layout]:
 def spread(
     forms: Forms, degrees: Sequence[int], most_layers: int, cost: Cost
 ) -> Iterator[Layout]:
-    """Every replica on all kinds, as even as can be; more replicas while it pays.
+    """Every replica on all kinds, as even as can be; then without the slowest of them.
+
+    A chain of one layer a stage goes at the pace of its slowest card, so a kind may
+    hold up more than it computes: kinds stay out, the slowest first, while that pays.
 
     Args:
       forms: of the cluster.
@@ -80,20 +83,45 @@ def spread(
       most_layers: of the model, which are most stages too.
       cost: as above.
     """
-    kinds = forms.kinds
-    if len(kinds) < 2:
-        return
+    kinds = sorted(forms.kinds, key=lambda ats: -_speed(forms, ats))
+    best = math.inf
+    while len(kinds) > 1:
+        here = math.inf
+        used = [ats for ats in forms.kinds if ats in kinds]
+        for layout in _spread(forms, used, degrees, most_layers, cost):
+            yield layout
+            here = min(here, cost(layout))
+        if here >= best:
+            return
+        best = here
+        kinds.pop()
+
+
+def _speed(forms: Forms, ats: Sequence[int]) -> float:
+    """Samples a second of one device of a kind, were it always busy."""
+    return forms.ideal((Slot(at=ats[0], devices=1, tensor=1),))
+
+
+def _spread(
+    forms: Forms,
+    kinds: Sequence[tuple[int, ...]],
+    degrees: Sequence[int],
+    most_layers: int,
+    cost: Cost,
+) -> Iterator[Layout]:
+    """On some kinds; more replicas while it pays."""
     orders = [kinds, kinds[::-1]]
     if len(kinds) <= MOST_ORDERED:
         orders = [*itertools.permutations(kinds)]
     ways = [dict.fromkeys(kinds, width) for width in (*degrees, None)]
-    if len(kinds) <= MOST_UNLIKE and sum(c.count for c in forms.classes) <= FEW:
+    devices = sum(forms.classes[at].count for ats in kinds for at in ats)
+    if len(kinds) <= MOST_UNLIKE and devices <= FEW:
         widths = itertools.product((*degrees, None), repeat=len(kinds))
         ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
     counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
     best, worse = math.inf, 0
     for replicas in scales(min(counts)):
-        shares = _shares(forms, replicas)
+        shares = _shares(forms, kinds, replicas)
         here = math.inf
         for order, widths in itertools.product(orders, ways):
             made: Counts = {}
@@ -128,10 +156,12 @@ def _run(forms: Forms, at: int, share: int, degree: int | None) -> Form:
     return (slot,) * (share // width) if share else ()
 
 
-def _shares(forms: Forms, replicas: int) -> list[dict[int, int]]:
+def _shares(
+    forms: Forms, kinds: Sequence[tuple[int, ...]], replicas: int
+) -> list[dict[int, int]]:
     """Devices of each class for each replica; what is over goes to the smallest."""
     shares: list[dict[int, int]] = [{} for _ in range(replicas)]
-    for ats in forms.kinds:
+    for ats in kinds:
         devices = [at for at in ats for _ in range(forms.classes[at].count)]
         smallest = sorted(range(replicas), key=lambda r: sum(shares[r].values()))
         start = 0
