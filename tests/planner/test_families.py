@@ -1,4 +1,4 @@
-"""Replicas over several kinds: as even as can be, the slowest kinds out while it pays."""
+"""Replicas over several kinds: even, and without the slowest kinds while it pays."""
 
 from collections.abc import Callable, Iterator
 
