@@ -34,8 +34,6 @@ def experiment(
         optimizer=adamw(1.6e-4, steps),
         clip_norm=1.0,
         dtype="float16",
-        loss_scale=2.0**13,
-        skip_nonfinite=True,
         data=tokens(data, length, config.vocab_size),
         batch_size=256,
         tokens_per_sample=length,

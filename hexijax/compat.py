@@ -10,17 +10,20 @@ version check appears nowhere but here, and asks what JAX has, not what number i
 | a scan's operands         | `num_consts`, `num_carry`   | `ft_in.unpack()`          |
 | compute placed elsewhere  | `compute_on2`               | `compute_on`              |
 
-Two things none of them has: tracing cuDNN's attention where there is no cuDNN, and
-saying whether JAX has opened its backend.
+Three things none of them has: tracing cuDNN's attention where there is no cuDNN, saying
+whether JAX has opened its backend, and the products of JAX's own attention in float16
+on CPUs.
 """
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from jax._src import source_info_util, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo as _cudnn
+from jax._src.lax import lax as _lax
 from jax.experimental import compute_on as _compute_on
 from jax.extend import core
 
@@ -159,3 +162,22 @@ def cudnn_traceable() -> Generator[None]:
 def has_started() -> bool:
     """Whether JAX has opened its backend: its platform and devices then stand."""
     return xla_bridge.backends_are_initialized()
+
+
+@functools.cache
+def float16_products_on_cpus() -> None:
+    """From now on CPUs take float16 products that ask to be summed in float32.
+
+    `jax.nn.dot_product_attention` asks for them by name in float16. XLA's CPUs compute
+    so anyway and ignore the name, but JAX refuses to lower it for them (not so the same
+    of bfloat16). Without this no stand-in for an old card could run that attention.
+    """
+    refused = _lax.DotAlgorithmPreset.F16_F16_F32
+    original = _lax._handle_dot_precision
+
+    def handle(ctx: Any, lhs: Any, rhs: Any, precision: Any, platform: str) -> Any:
+        if platform == "cpu" and precision is refused:
+            platform = "default"
+        return original(ctx, lhs, rhs, precision, platform)
+
+    _lax._handle_dot_precision = handle

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -84,11 +84,14 @@ class Experiment:
     clip_norm: float | None = None
     """Largest global gradient norm; None: no clipping."""
 
-    loss_scale: float = 1.0
-    """Factor on the loss during the backward, divided out before the update."""
+    loss_scale: float | Literal["dynamic"] | None = None
+    """Factor on the loss during the backward, divided out before the update; dynamic:
+    searched for, and steps that overflow are left out; None: dynamic where a stage of
+    the plan computes in float16, else 1."""
 
     skip_nonfinite: bool = False
-    """Leave parameters and moments alone in a step whose gradient is not finite."""
+    """Leave parameters and moments alone in a step whose gradient is not finite; a
+    dynamic loss_scale does so anyway."""
 
     per_microbatch: bool = False
     """Allow a loss that is no sum over samples; it is then one per microbatch."""
@@ -124,9 +127,14 @@ class Experiment:
                 )
         for field in ("clip_norm", "loss_scale", "max_microbatch_size"):
             value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:
+            words = ("dynamic",) if field == "loss_scale" else ()
+            if value is None or value in words:
+                continue
+            if isinstance(value, str) or not 0 < value < math.inf:
+                others = "".join(f", or {word!r}" for word in words)
                 raise UserError(
-                    f"Experiment.{field} is {value}; it must be positive and finite."
+                    f"Experiment.{field} is {value!r}; it must be positive and "
+                    f"finite{others}."
                 )
         for field in ("eval_every", "eval_ends"):
             value = getattr(self, field)

@@ -220,7 +220,8 @@ class Trainer:
         Returns:
           The step's numbers, waited for when first read: ``loss`` and each metric as
           means over the global weight, ``weight``, and ``grad_norm`` before clipping
-          and ``finite`` (1 or 0) where the step needs them.
+          and ``finite`` (1 or 0) where the step needs them; ``skipped`` (1 or 0) where
+          a step may be left out, and ``scale``, a dynamic loss scale.
 
         Raises:
           UserError: the batch is not like the first; nothing was trained on it.

@@ -10,6 +10,7 @@ from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
 from hexijax.layers.chain import Chain
+from hexijax.plan.precision import DYNAMIC
 from hexijax.plan.training import Training
 from hexijax.planner import PlanOptions
 from hexijax.report.problem import Problem
@@ -74,6 +75,9 @@ def training_facts(experiment: Experiment) -> Training:
         whole_leaves=classify(experiment.optimizer, params) is Reach.PER_LEAF,
         clip=experiment.clip_norm is not None,
         skip_nonfinite=experiment.skip_nonfinite,
+        dynamic_scale=None
+        if experiment.loss_scale is None
+        else experiment.loss_scale == DYNAMIC,
         max_microbatch_size=experiment.max_microbatch_size,
     )
 

@@ -16,13 +16,15 @@ from typing import Protocol, runtime_checkable
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
 from hexijax.job.evaluation import Evaluator, evaluate
+from hexijax.plan.precision import LEAST_SCALE
 from hexijax.report import Meter
 
 Line = Mapping[str, float | int | None]
 """What is told of a step."""
 
 MAX_SKIPPED = 20
-"""Steps in a row that ``skip_nonfinite`` may skip before the run counts as lost."""
+"""Steps in a row that may be skipped before the run counts as lost. Those in which a
+dynamic loss scale had room to fall do not count: they look for it."""
 
 
 class Diverged(Exception):
@@ -195,18 +197,24 @@ class Loop:
         if finite and math.isfinite(loss):
             self._skipped = 0
             return
+        scale = values.get("scale")
+        if scale is not None and scale > LEAST_SCALE and math.isfinite(loss):
+            return
         self._skipped += 1
-        if experiment.skip_nonfinite and self._skipped < MAX_SKIPPED:
+        skips = experiment.skip_nonfinite or scale is not None
+        if skips and self._skipped < MAX_SKIPPED:
             return
         what = (
             f"loss of step {step} is {loss}"
             if not math.isfinite(loss)
             else f"gradient of step {step} is not finite (loss {loss:.4g})"
         )
-        if experiment.skip_nonfinite:
+        if skips:
+            at = "" if scale is None else f", the last at a loss scale of {scale:g}"
+            smaller = " or loss_scale" if scale is None else ", --set dtype=float32"
             ways = (
-                f"{MAX_SKIPPED} steps in a row were skipped. Try a smaller learning "
-                "rate or loss_scale, or look at the data."
+                f"{MAX_SKIPPED} steps in a row were skipped{at}. Try a smaller "
+                f"learning rate{smaller}, or look at the data."
             )
         else:
             flag, yes = self.flag, "true" if self.flag else "True"

@@ -8,7 +8,8 @@ from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
-from hexijax.report.summary import peak_flops_per_s
+from hexijax.planner.mesh import compute_dtype
+from hexijax.report.summary import peak_flops_per_s, product_flops_per_s
 
 if TYPE_CHECKING:
     import jax
@@ -65,9 +66,10 @@ def make_machine(
     if plan is None:
         name, device = next(iter(devices.items()))
         form = BatchForm(size=experiment.batch_size, arrays=chain.batch)
-        used, engine = [name], PlainEngine(experiment, device=device, form=form)
-        peaks = cluster.device(name).profile.dense_flops_per_s
-        peak = peaks.get(experiment.dtype)
+        dtype = compute_dtype(experiment.dtype, cluster.device(name))
+        used = [name]
+        engine = PlainEngine(experiment, device=device, form=form, dtype=dtype)
+        peak = product_flops_per_s(cluster.device(name).profile, dtype)
     else:
         used = sorted({name for _, stage in plan.stages() for name in stage.devices})
         peak = peak_flops_per_s(plan, cluster)

@@ -16,6 +16,7 @@ from hexijax.job.intake import training_facts
 from hexijax.job.machine import Machine
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, serial, text
+from hexijax.plan.precision import DYNAMIC, STATE_KEY
 from hexijax.report import RunFolder
 from hexijax.report.folder import write_atomically, write_json
 from hexijax.report.summary import versions
@@ -87,7 +88,7 @@ def saver(
         shared: what must be equal on resume.
         position: gives that of the data, JSON-able.
     """
-    all_facts = {**shared, "versions": versions()}
+    all_facts = {**shared, **_scaling(engine), "versions": versions()}
 
     def save(step: int) -> None:
         from hexijax import checkpoint  # imports Orbax: for those who save
@@ -111,7 +112,14 @@ def restore(folder: RunFolder, engine: "Stateful", shared: Facts) -> "Saved":
     """
     from hexijax import checkpoint
 
-    return checkpoint.restore(folder.checkpoints, engine, facts=shared)
+    all_facts = {**shared, **_scaling(engine)}
+    return checkpoint.restore(folder.checkpoints, engine, facts=all_facts)
+
+
+def _scaling(engine: "Stateful") -> dict[str, Any]:
+    """Whether its state has a loss scale, which a plan's dtypes may decide."""
+    dynamic = STATE_KEY in engine.array_targets()
+    return {"loss scale": DYNAMIC if dynamic else "fixed"}
 
 
 def moved_versions(saved: "Saved") -> list[str]:

@@ -60,6 +60,8 @@ class Screen:
         parts += [f"{_show(line['tokens_per_s'], ',.0f')} tokens/s"]
         if "eval_loss" in line:
             parts += [f"held-out loss {_show(line['eval_loss'], '.4f')}"]
+        if line.get("skipped"):
+            parts += ["skipped"]
         text = "  ".join(parts)
         if self._progress:
             self._progress.update(self._task, completed=done, figures=text)

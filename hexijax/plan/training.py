@@ -22,6 +22,10 @@ class Training:
     skip_nonfinite: bool = False
     """The update waits to hear that all gradients are finite."""
 
+    dynamic_scale: bool | None = None
+    """So does a dynamic loss scale; None: there is one where a stage of the plan
+    computes in float16."""
+
     max_microbatch_size: int | None = None
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
 

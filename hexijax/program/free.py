@@ -2,8 +2,9 @@
 
     order of dispatch -> the same with `!` on last reads, and Frees
 
-State and Param outlive a step unless it writes their next version: then the last reader
-of the old one ends it. What reaches the host is a result of the step and stays.
+State, Param and a loss scale outlive a step unless it writes their next version: then
+the last reader of the old one ends it. What reaches the host is a result of the step
+and stays.
 """
 
 from collections.abc import Sequence
@@ -39,6 +40,10 @@ def free(order: Sequence[Instruction]) -> tuple[Instruction, ...]:
 def _stays(buffer: Buffer, written: set[Buffer]) -> bool:
     """Whether the next step, or a person, reads the buffer."""
     kind = buffer.kind
-    if kind is Kind.STATE or (kind is Kind.PARAM and not names.is_slice(buffer)):
+    if (
+        kind is Kind.STATE
+        or (kind is Kind.PARAM and not names.is_slice(buffer))
+        or names.is_scale(buffer)
+    ):
         return buffer._replace(step=buffer.step + 1) not in written
     return buffer.place == HOST and buffer in written and buffer != names.WEIGHT

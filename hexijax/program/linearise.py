@@ -203,5 +203,6 @@ class _Loader:
         if i not in self._done:
             self._done.add(i)
             for buffer, _ in self._loads[i].reads:
-                yield from self._emit(self._writer[buffer])
+                if buffer in self._writer:  # else it comes from the step before
+                    yield from self._emit(self._writer[buffer])
             yield self._loads[i]

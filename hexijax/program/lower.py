@@ -18,6 +18,7 @@ from hexijax.program.moves import moves
 from hexijax.program.placement import (
     StepRules,
     agree_on_loss,
+    agree_on_scale,
     group_places,
     loads,
     prologue,
@@ -82,13 +83,17 @@ def _lowered(
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams = compute(plan, chain, groups, evaluation=evaluation)
     others = [*moves(plan, streams), agree_on_loss(plan)]
+    before = prologue(places)
     if not evaluation:
         others += sync(places, streams, rules)
+        if rules.dynamic_scale:
+            before.append(agree_on_scale(plan, body=False))
+            others.append(agree_on_scale(plan, body=True))
     order = linearise(
         plan,
         streams,
         others,
-        loads(plan, chain, evaluation=evaluation),
+        loads(plan, chain, evaluation=evaluation, rules=rules),
         costs or UnitCosts(plan),
     )
-    return tuple(prologue(places)), order
+    return tuple(before), order

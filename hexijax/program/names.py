@@ -113,6 +113,17 @@ def seed(place: Place) -> Buffer:
 
 
 @_interned
+def scale(place: Place, step: int = 0) -> Buffer:
+    """A dynamic loss scale with its count of good steps."""
+    return Buffer(Kind.SCALAR, place, "scale", step=step)
+
+
+def is_scale(buffer: Buffer) -> bool:
+    """Whether a Scalar is a loss scale, which the next step reads."""
+    return buffer.kind is Kind.SCALAR and buffer.subject == "scale"
+
+
+@_interned
 def group_norm(home: Place, group: str) -> Buffer:
     """Sum of squares of a home's boxes of the summed gradient."""
     return Buffer(Kind.SCALAR, home, f"norm {group}")

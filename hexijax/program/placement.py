@@ -40,10 +40,18 @@ class StepRules:
     skip_nonfinite: bool = False
     """A step whose gradient is not finite leaves parameters and moments alone."""
 
+    dynamic_scale: bool = False
+    """So it does, and the scale of the next step's losses follows from it."""
+
+    @property
+    def skips(self) -> bool:
+        """Whether a step whose gradient is not finite changes nothing."""
+        return self.skip_nonfinite or self.dynamic_scale
+
     @property
     def update_waits(self) -> bool:
         """Whether no update may start before the last gradient is reduced."""
-        return self.clip or self.skip_nonfinite
+        return self.clip or self.skips
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,28 +90,64 @@ def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
     return made
 
 
-def loads(plan: Plan, chain: Chain, *, evaluation: bool = False) -> list[Load]:
+def loads(
+    plan: Plan,
+    chain: Chain,
+    *,
+    evaluation: bool = False,
+    rules: StepRules | None = None,
+) -> list[Load]:
     """One Load a replica and microbatch."""
+    scaled = rules is not None and rules.dynamic_scale and not evaluation
     result: list[Load] = []
     for r, replica in enumerate(plan.replicas):
         places = batch_places(plan, chain, r)
         last = stage_place(r, len(replica.stages) - 1)
         for m in range(replica.microbatches):
             writes = [names.batch(place, m) for place in places]
+            reads = []
+            if m == 0 and result:
+                reads.append(names.WEIGHT)
+            if m == 0 and scaled:
+                reads.append(names.scale(last))
             if not result:
                 writes.append(names.WEIGHT)
             if m == 0 and not evaluation:
                 writes.append(names.seed(last))
-            knows_weight = m > 0 or not result
             result.append(
                 Load(
-                    reads=() if knows_weight else (Read(names.WEIGHT),),
+                    reads=_reads(reads),
                     writes=tuple(writes),
                     replica=r,
                     microbatch=m,
                 )
             )
     return result
+
+
+def agree_on_scale(plan: Plan, *, body: bool) -> Instruction:
+    """The loss scale to all that multiply by it: the next step's, or the first's."""
+    places = last_places(plan)
+    step = 1 if body else 0
+    writes = [names.scale(place, step) for place in places]
+    reads = [names.scale(HOST)]
+    if body:
+        reads.insert(0, names.agreed(HOST, "norm"))
+        writes.insert(0, names.scale(HOST, step))
+    return Agree(
+        reads=_reads(reads),
+        writes=tuple(writes),
+        name="scale",
+        members=tuple(buffer.place for buffer in writes),
+    )
+
+
+def last_places(plan: Plan) -> list[Place]:
+    """Where losses are made, in the order of the replicas."""
+    return [
+        stage_place(r, len(replica.stages) - 1)
+        for r, replica in enumerate(plan.replicas)
+    ]
 
 
 def agree_on_loss(plan: Plan) -> Instruction:
@@ -146,6 +190,8 @@ def sync(
     homes = dict.fromkeys(home for g in groups for home in g.homes)
     members = (*homes, HOST) if rules.update_waits else (HOST,)
     norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
+    if rules.dynamic_scale:
+        norms.append(names.scale(HOST))
     result.append(
         Agree(
             reads=_reads(norms),

@@ -63,7 +63,7 @@ class Kind(enum.StrEnum):
     BATCH = "Batch"
     """Batch arrays, keys and sample mask of one microbatch on one stage."""
     SCALAR = "Scalar"
-    """Sum, weight, norm, finite, metrics."""
+    """Sum, weight, norm, finite, scale, metrics."""
     WIRE = "Wire"
     """A message between Send and Recv."""
     PIECES = "Pieces"
@@ -145,7 +145,8 @@ class Load(Instruction):
 
     Writes Batch on each such stage. The weights of the whole step are known by the
     first Load, which writes their sum, Scalar ``weight`` at the host. Each replica's
-    first Load writes Scalar ``seed`` on its last stage: the cotangent of the loss sum.
+    first Load writes Scalar ``seed`` on its last stage: the cotangent of the loss sum,
+    the loss scale over the weight. A dynamic scale it reads there.
     """
 
     replica: int
@@ -255,9 +256,13 @@ class Sum(Instruction):
 class Agree(Instruction):
     """Sum scalars in the order of the reads, and give the result to ``members``.
 
-    ``name`` is ``loss`` (metrics for people) or ``norm`` (clip factor, finite flag).
-    Writes Scalar ``name`` at each member; what it writes at the host is a result of the
-    step, which the executor keeps until the next body begins.
+    ``name`` is ``loss`` (metrics for people), ``norm`` (clip factor, finite flag) or
+    ``scale``. Writes Scalar ``name`` at each member; what it writes at the host is a
+    result of the step, which the executor keeps until the next body begins.
+
+    A dynamic loss scale is state: ``scale`` reads the host's and whether this step was
+    finite, and writes the next step's at the host and at every last stage; in the
+    prologue it hands out the first. ``norm`` then reads the scale, to divide it out.
     """
 
     name: str

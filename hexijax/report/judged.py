@@ -17,6 +17,7 @@ from hexijax.planner import Objective
 from hexijax.planner.mesh import compute_dtype
 from hexijax.planner.objective import Goal
 from hexijax.report.problem import Problem
+from hexijax.report.summary import product_flops_per_s
 from hexijax.simulator import Timeline, predict
 
 MOST_PLAYED = 8192
@@ -232,7 +233,7 @@ def _play(
         problem.cluster,
         moments=problem.training.moments,
         whole_leaves=problem.training.whole_leaves,
-        rules=problem.rules,
+        rules=problem.rules(plan),
         events=events,
         memory=memory,
         folded=folded,
@@ -245,10 +246,8 @@ def _peak_flops_per_s(plan: Plan, problem: Problem) -> float | None:
     total = 0.0
     for device in problem.cluster.devices:
         dtype = dtypes.get(device.name) or compute_dtype(problem.training.dtype, device)
-        peaks = device.profile.dense_flops_per_s
-        if dtype == "float32" and "tf32" in peaks:  # what JAX's products run in
-            dtype = "tf32"
-        if dtype not in peaks:
+        peak = product_flops_per_s(device.profile, dtype)
+        if peak is None:
             return None
-        total += peaks[dtype]
+        total += peak
     return total

@@ -76,7 +76,9 @@ class Metrics:
     """``metrics.jsonl``: a line a step, on disk when the step is over.
 
     A line holds ``step``, ``loss``, ``grad_norm``, ``step_s``, ``tokens_per_s``,
-    ``mfu`` and the loss's own metrics; ``eval_loss`` in steps with an evaluation. An
+    ``mfu`` and the loss's own metrics; ``eval_loss`` in steps with an evaluation;
+    ``skipped`` (1 or 0) where a step may be left out, and ``scale``, a dynamic loss
+    scale. An
     evaluation before the first step is a line of step -1 without a ``loss``.
     Numbers that are not finite are written as text (``"nan"``): JSON has none.
     """
@@ -85,7 +87,7 @@ class Metrics:
         """Opens the file; lines of ``continue_at`` and later are dropped first."""
         self.first_loss: float | None = None
         self.last_loss: float | None = None
-        self.steps = 0
+        self.steps = self.skipped = 0
         kept = [line for line in _read(path) if line["step"] < continue_at]
         for line in kept:
             self._count(line)
@@ -109,6 +111,7 @@ class Metrics:
             self.first_loss = loss
         self.last_loss = loss
         self.steps = int(line["step"]) + 1
+        self.skipped += int(line.get("skipped") or 0)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

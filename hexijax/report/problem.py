@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from hexijax.cluster import Cluster
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Chain
+from hexijax.plan import Plan
+from hexijax.plan.precision import DYNAMIC, loss_scale
 from hexijax.plan.training import PLAIN, Training
 from hexijax.planner import Objective, PlanOptions
 from hexijax.planner.bound import bound_s, least_cost
@@ -76,11 +78,16 @@ class Problem:
         """A step's figure for one of its tokens."""
         return of_a_step / (self.batch_size * self.chain.tokens_per_sample)
 
-    @property
-    def rules(self) -> StepRules:
-        """What an update waits for."""
+    def rules(self, plan: Plan) -> StepRules:
+        """What an update waits for under a plan."""
+        training, dynamic = self.training, self.training.dynamic_scale
+        if dynamic is None:
+            dtypes = [stage.dtype for _, stage in plan.stages()]
+            dynamic = loss_scale(None, dtypes) == DYNAMIC
         return StepRules(
-            clip=self.training.clip, skip_nonfinite=self.training.skip_nonfinite
+            clip=training.clip,
+            skip_nonfinite=training.skip_nonfinite,
+            dynamic_scale=dynamic,
         )
 
     def options(self, *, seconds: float | None = None) -> PlanOptions:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import hexijax
-from hexijax.cluster import Cluster
+from hexijax.cluster import Cluster, DeviceProfile
 from hexijax.plan import Plan
 from hexijax.plan.serial import report_replicas
 from hexijax.report.metrics import Meter, Metrics
@@ -46,6 +46,7 @@ def make_report(
         "name": name,
         "status": status,
         "steps": metrics.steps,
+        "skipped_steps": metrics.skipped,
         "loss_first": _finite(metrics.first_loss),
         "loss_last": _finite(metrics.last_loss),
         **meter.summary(),
@@ -69,22 +70,28 @@ def versions() -> dict[str, str]:
 
 
 def peak_flops_per_s(plan: Plan, cluster: Cluster) -> float | None:
-    """Dense peaks of the plan's devices, each in its stage's dtype; None if unknown.
-
-    JAX multiplies float32 matrices in tf32 where a card has it, so that peak counts.
-    """
+    """Dense peaks of the plan's devices, each in its stage's dtype; None if unknown."""
     dtype_by_device = {
         name: stage.dtype for _, stage in plan.stages() for name in stage.devices
     }
     total = 0.0
     for name, dtype in dtype_by_device.items():
-        peaks = cluster.device(name).profile.dense_flops_per_s
-        if dtype == "float32" and "tf32" in peaks:
-            dtype = "tf32"
-        if dtype not in peaks:
+        peak = product_flops_per_s(cluster.device(name).profile, dtype)
+        if peak is None:
             return None
-        total += peaks[dtype]
+        total += peak
     return total
+
+
+def product_flops_per_s(profile: DeviceProfile, dtype: str) -> float | None:
+    """Dense peak of a kind's matrix products in a dtype; None: it has none.
+
+    JAX multiplies float32 matrices in tf32 where a card has it, so that peak counts.
+    """
+    peaks = profile.dense_flops_per_s
+    if dtype == "float32" and "tf32" in peaks:
+        dtype = "tf32"
+    return peaks.get(dtype)
 
 
 def render(report: Report, folder: str) -> str:
@@ -100,8 +107,10 @@ def render(report: Report, folder: str) -> str:
         speed.append(f"predicted {_number(report['predicted_step_s'], '.4g')} s")
     if report["mfu"] is not None:
         speed.append(f"MFU {report['mfu']:.1%}")
+    skipped = report["skipped_steps"]
+    left_out = f", of which {skipped} were skipped" if skipped else ""
     lines = [
-        f"{report['name']}: {report['status']} after {report['steps']} steps",
+        f"{report['name']}: {report['status']} after {report['steps']} steps{left_out}",
         f"  loss    {first} -> {last}",
         f"  speed   {', '.join(speed)}",
     ]

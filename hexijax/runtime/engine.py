@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hexijax import compat
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
 from hexijax.costs.temp import Temps
@@ -24,6 +25,7 @@ from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS, Segment
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
 from hexijax.program import names
 from hexijax.program.buckets import segment_buckets
 from hexijax.program.fuse import fused_segments
@@ -39,8 +41,8 @@ from hexijax.program.program import (
     Send,
 )
 from hexijax.runtime import devices as machine
+from hexijax.runtime import scaling, weights
 from hexijax.runtime import state as stored
-from hexijax.runtime import weights
 from hexijax.runtime.batches import (
     cut_short,
     host_device,
@@ -52,7 +54,7 @@ from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
 from hexijax.runtime.executor import Executor, Parts
 from hexijax.runtime.form import BatchForm
-from hexijax.runtime.groups import GroupRuntime, Programs
+from hexijax.runtime.groups import GroupRuntime, Programs, struct
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
@@ -101,9 +103,14 @@ class Engine:
         self.layout = Layout(
             plan, chain, self.devices, whole_leaves=reach is Reach.PER_LEAF
         )
+        self.loss_scale = loss_scale(
+            experiment.loss_scale, [stage.dtype for _, stage in plan.stages()]
+        )
+        """What multiplies the loss, or that it is searched for."""
         self._rules = StepRules(
             clip=experiment.clip_norm is not None,
             skip_nonfinite=experiment.skip_nonfinite,
+            dynamic_scale=self.loss_scale == DYNAMIC,
         )
         whole_leaves = self.layout.whole_leaves
         self.program: Program = lower(
@@ -173,6 +180,8 @@ class Engine:
             and profile.has_cudnn_attention
             and stage.dtype in ("bfloat16", "float16")
         )
+        if device.platform == "cpu" and stage.dtype == "float16":
+            compat.float16_products_on_cpus()
         room = replica.microbatches * replica.microbatch_size
         padded = self._pads_all or replica.samples < room
         size = replica.microbatch_size // stage.lanes
@@ -213,8 +222,8 @@ class Engine:
                     place: [dtypes[place][leaf.id] for leaf in group.leaves]
                     for place in members[group.name]
                 },
-                unscale=1.0 / self.experiment.loss_scale,
-                guarded=self.experiment.skip_nonfinite,
+                unscale=1.0 / self._fixed_scale,
+                guarded=self._rules.skips,
             )
             for group in self.layout.groups
         }
@@ -249,6 +258,7 @@ class Engine:
             consts=self._consts,
             seed=lambda place: self._seeds[place],
             judge=self._judge,
+            rescale=self._rescale,
         )
 
     def _borders(self, program: Program) -> dict[Any, Border]:
@@ -323,7 +333,13 @@ class Engine:
             for home in group.homes:
                 state = group.init_state(home, masters(group, home))
                 self._executor.put(names.state(home, name), state)
+        self._put_scale(scaling.first_state())
         self._executor.run_prologue()
+
+    def _put_scale(self, state: Any) -> None:
+        if self._rules.dynamic_scale:
+            here = self.layout.replicated(self._host)
+            self._executor.put(names.scale(HOST), jax.device_put(state, here))
 
     def _cut_masters(
         self, given: Mapping[str, Any], group: GroupRuntime, home: Place
@@ -360,8 +376,11 @@ class Engine:
         return stored.assemble_moments(self._abstract, self.groups, self.state(), kind)
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Every state array by global name, kind of state and box."""
-        return stored.named(self.groups, self.state())
+        """Every state array by global name, kind of state and box; a loss scale."""
+        arrays = stored.named(self.groups, self.state())
+        if self._rules.dynamic_scale:
+            arrays[STATE_KEY] = self._executor.get(names.scale(HOST))
+        return arrays
 
     def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of ``arrays``, for a restore."""
@@ -370,13 +389,19 @@ class Engine:
             for name, group in self.groups.items()
             for home in group.homes
         }
-        return stored.named(self.groups, structs)
+        targets = stored.named(self.groups, structs)
+        if self._rules.dynamic_scale:
+            where = self.layout.replicated(self._host)
+            targets[STATE_KEY] = struct(scaling.SHAPE, "float32", where)
+        return targets
 
     def load_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
         """What ``arrays`` gave, back at its homes; parameters follow."""
         state = stored.unnamed(self.groups, arrays)
         for (home, name), value in state.items():
             self._executor.put(names.state(home, name), value)
+        if self._rules.dynamic_scale:
+            self._put_scale(arrays[STATE_KEY])
         self._executor.run_prologue()
 
     # Stepping.
@@ -400,9 +425,12 @@ class Engine:
             )
         for r, replica in enumerate(self.plan.replicas):
             last = stage_place(r, len(replica.stages) - 1)
-            self._seeds[last] = jax.device_put(
+            seed = jax.device_put(
                 np.float32(self._seed(r, weight)), self.layout.replicated(last)
             )
+            if self._rules.dynamic_scale:
+                seed = self._scaled(last)(self._executor.get(names.scale(last)), seed)
+            self._seeds[last] = seed
         left = self._executor.run_body()
         return StepResult(functools.partial(self._fetch, left, weight))
 
@@ -468,11 +496,25 @@ class Engine:
         return self._totals(left, weight)
 
     def _seed(self, replica: int, weight: float) -> float:
-        """What a replica's loss sums are multiplied by in the backward.
+        """What a replica's loss sums are multiplied by in the backward, but for a
+        dynamic scale.
 
         The same for all: the weight is that of the whole batch, never a replica's own.
         """
-        return self.experiment.loss_scale / weight
+        return self._fixed_scale / weight
+
+    @property
+    def _fixed_scale(self) -> float:
+        """The part of the loss scale that is known before a step."""
+        return 1.0 if self.loss_scale == DYNAMIC else float(self.loss_scale)
+
+    @memo
+    def _scaled(self, last: Place) -> Callable[..., Any]:
+        """Powers of two: the product is as exact as a seed made on the host."""
+        return jax.jit(
+            lambda state, seed: state[0] * seed,
+            out_shardings=self.layout.replicated(last),
+        )
 
     def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
         """Takes a global batch; returns its weight, known before any backward."""
@@ -522,33 +564,57 @@ class Engine:
         segments = (s for (at, _), s in self._segments.items() if at == place)
         return frozenset(name for segment in segments for name in segment.batch)
 
-    def _judge(
-        self, squares: Sequence[jax.Array], places: Sequence[Place]
-    ) -> list[Any]:
-        """(norm, factor, finite) on every place, from sums of squares on all homes."""
-        # The host reads the copy of the first home.
-        first = next(iter(self.groups.values())).homes[0]
-        at = [first if place == HOST else place for place in places]
-        here = self.layout.replicated(first)
-        verdict = self._verdict(first)(move(squares, [here] * len(squares)))
-        return move(
-            [verdict] * len(at), [self.layout.replicated(place) for place in at]
-        )
+    @property
+    def _host(self) -> Place:
+        """Whose copy the host reads: the first home's."""
+        return next(iter(self.groups.values())).homes[0]
 
-    @memo
-    def _verdict(self, place: Place) -> Callable[..., Any]:
-        scale, clip = self.experiment.loss_scale, self.experiment.clip_norm
+    def _spread(self, value: jax.Array, places: Sequence[Place]) -> list[Any]:
+        """A copy on every place."""
+        at = [self._host if place == HOST else place for place in places]
+        targets = [self.layout.replicated(place) for place in at]
+        return move([value] * len(at), targets)
 
-        def f(squares: list[jax.Array]) -> jax.Array:
+    def _judge(self, values: Sequence[jax.Array], places: Sequence[Place]) -> list[Any]:
+        """(norm, factor, finite, scale) on every place, from sums of squares on all
+        homes and a dynamic loss scale."""
+        here = self.layout.replicated(self._host)
+        return self._spread(self._verdict(move(values, [here] * len(values))), places)
+
+    @functools.cached_property
+    def _verdict(self) -> Callable[..., Any]:
+        fixed, clip = self._fixed_scale, self.experiment.clip_norm
+        dynamic = self._rules.dynamic_scale
+
+        def f(values: list[jax.Array]) -> jax.Array:
+            squares, scale = values, jnp.float32(fixed)
+            if dynamic:
+                *squares, state = values
+                scale = state[0]
             norm = jnp.sqrt(functools.reduce(jnp.add, squares)) / scale
             factor = jnp.float32(1.0)
             if clip is not None:
                 factor = jnp.minimum(factor, clip / norm)
-            return jnp.stack(
-                [norm, factor / scale, jnp.isfinite(norm).astype(jnp.float32)]
-            )
+            finite = jnp.isfinite(norm).astype(jnp.float32)
+            return jnp.stack([norm, factor / scale, finite, scale])
 
-        return jax.jit(f, out_shardings=self.layout.replicated(place))
+        return jax.jit(f, out_shardings=self.layout.replicated(self._host))
+
+    def _rescale(
+        self, values: Sequence[jax.Array], places: Sequence[Place]
+    ) -> list[Any]:
+        """The loss scale on every place; after a verdict, the next step's."""
+        *verdict, state = values
+        if verdict:
+            state = self._next_scale(state, *verdict)
+        return self._spread(state, places)
+
+    @functools.cached_property
+    def _next_scale(self) -> Callable[..., Any]:
+        return jax.jit(
+            lambda state, verdict: scaling.next_state(state, verdict[2] > 0),
+            out_shardings=self.layout.replicated(self._host),
+        )
 
     def _totals(self, left: Mapping[Any, Any], weight: float) -> Sums:
         """The loss and each metric: sums over the batch, and their weights."""
@@ -570,8 +636,13 @@ class Engine:
         by_name = {b.subject: value for b, value in left.items()}
         result = {**means(self._totals(left, weight)), "weight": weight}
         if "norm" in by_name:
-            norm, _, finite = (float(x) for x in jax.device_get(by_name["norm"]))
+            verdict = [float(x) for x in jax.device_get(by_name["norm"])]
+            norm, _, finite, scale = verdict
             result |= {"grad_norm": norm, "finite": finite}
+            if self._rules.skips:
+                result["skipped"] = 1.0 - finite
+            if self._rules.dynamic_scale:
+                result["scale"] = scale
         return result
 
     # Figures.

@@ -12,6 +12,7 @@ from typing import Any
 
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
+from hexijax.program import names
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import (
     Agree,
@@ -60,7 +61,10 @@ class Parts:
     seed: Callable[[Place], Any]
     """The factor of the loss sum in the backward, on a place."""
     judge: Callable[[Sequence[Any], Sequence[Place]], list[Any]]
-    """Squared norms -> (norm, factor, finite) on each place."""
+    """Squared norms, and a dynamic loss scale if there is one -> (norm, factor, finite,
+    scale) on each place."""
+    rescale: Callable[[Sequence[Any], Sequence[Place]], list[Any]]
+    """A loss scale as it is, or (verdict, scale) -> the next step's: on each place."""
 
 
 class Executor:
@@ -85,10 +89,12 @@ class Executor:
         self._run(self.prologue)
 
     def run_body(self) -> dict[Buffer, Any]:
-        """One step; returns the scalars it left behind."""
+        """One step; returns the scalars it left behind, but for what the next reads."""
         self._run(self.body)
         left = {
-            b: self.slots[s] for b, s in self._slot.items() if b.kind is Kind.SCALAR
+            b: self.slots[s]
+            for b, s in self._slot.items()
+            if b.kind is Kind.SCALAR and not names.is_scale(b)
         }
         for b in left:
             self.slots[self._slot[b]] = None
@@ -449,7 +455,7 @@ class Executor:
         return action
 
     def _agree(self, instruction: Agree) -> Action:
-        if instruction.name != "norm":
+        if instruction.name == "loss":
             # Losses are summed on the host, in this order, when someone looks.
             reads = [
                 self._at(r.buffer)
@@ -464,15 +470,16 @@ class Executor:
                     slots[slot] = values
 
             return collect
-        judge = self._parts.judge
+        parts = self._parts
+        agree = parts.rescale if instruction.name == "scale" else parts.judge
         reads = [self._at(r.buffer) for r in instruction.reads]
         writes = [self._at(b) for b in instruction.writes]
         places = [b.place for b in instruction.writes]
 
         def action(slots: Slots) -> None:
-            verdicts = judge([slots[s] for s in reads], places)
-            for slot, verdict in zip(writes, verdicts, strict=True):
-                slots[slot] = verdict
+            given = agree([slots[s] for s in reads], places)
+            for slot, value in zip(writes, given, strict=True):
+                slots[slot] = value
 
         return action
 

@@ -270,7 +270,7 @@ class GroupRuntime:
     ) -> tuple[dict[str, Any], Arrays]:
         """The next state, which overwrites ``state``, and the slices to gather.
 
-        ``verdict`` is (norm, factor, finite) when clipped or guarded.
+        ``verdict`` is (norm, factor, finite, scale) when clipped or guarded.
         """
         f = self._update_program(home, verdict is not None)
         new, cast = f(state, grads, *(() if verdict is None else (verdict,)))
@@ -320,7 +320,7 @@ class GroupRuntime:
         structs = self.state_structs(home)
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
-            args.append(struct((3,), "float32", self.layout.replicated(home)))
+            args.append(struct((4,), "float32", self.layout.replicated(home)))
         where = jax.tree.map(lambda s: s.sharding, structs)
         cast_to = tuple(
             sharding for sharding, d in zip(where["master"], casts, strict=True) if d

@@ -1,7 +1,8 @@
 """The plain program: one device, one ``jit``, the whole batch. Every plan's reference.
 
-It shares nothing with Programs but the loss: gradients of the sum over the global
-weight, clipped by their global norm, one optax update.
+It shares nothing with Programs but the loss and how a loss scale follows from the last:
+gradients of the sum over the global weight, clipped by their global norm, one optax
+update.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from hexijax import compat
 from hexijax.experiment import Experiment
 from hexijax.layers.names import path_name
-from hexijax.runtime import weights
+from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
+from hexijax.runtime import scaling, weights
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params, initial_params
@@ -30,6 +33,7 @@ class PlainEngine:
       experiment: what to train.
       device: where.
       form: of every batch; None: any batch is taken.
+      dtype: what the device computes in; None: what the experiment asks.
     """
 
     program: None = None
@@ -40,12 +44,19 @@ class PlainEngine:
         *,
         device: jax.Device,
         form: BatchForm | None = None,
+        dtype: str | None = None,
     ):
         self.experiment, self.device, self._form = experiment, device, form
-        loss = experiment.loss
+        loss, dtype = experiment.loss, dtype or experiment.dtype
         if hasattr(loss, "variant"):
-            loss = loss.variant(dtype=experiment.dtype, attention=None)
+            loss = loss.variant(dtype=dtype, attention=None)
         self._loss = loss
+        self.loss_scale = loss_scale(experiment.loss_scale, [dtype])
+        """What multiplies the loss, or that it is searched for."""
+        self._dynamic = self.loss_scale == DYNAMIC
+        if device.platform == "cpu" and dtype == "float16":
+            compat.float16_products_on_cpus()
+        self._scale: jax.Array | None = None
         self._step = jax.jit(self._step_function, donate_argnums=(0, 1))
         self._evaluate = jax.jit(self._sums)
         self._params: Any = None
@@ -66,21 +77,35 @@ class PlainEngine:
         }
         return jnp.sum(total), jnp.sum(weight), jax.tree.map(jnp.sum, pairs)
 
-    def gradients(self, params: Any, batch: Mapping[str, Any], key_data: Any) -> Any:
-        """(sum, weight, metrics), and the gradient of sum / weight."""
+    def gradients(
+        self,
+        params: Any,
+        batch: Mapping[str, Any],
+        key_data: Any,
+        scale: jax.Array | float = 1.0,
+    ) -> Any:
+        """(sum, weight, metrics), and the gradient of scale x sum / weight."""
 
         def scaled(params: Any) -> Any:
             total, weight, metrics = self._sums(params, batch, key_data)
-            return total / weight, (total, weight, metrics)
+            # In float32: scaled, the loss of a step may be beyond float16.
+            return total.astype(jnp.float32) / weight * scale, (total, weight, metrics)
 
         grads, sums = jax.grad(scaled, has_aux=True)(params)
         return sums, grads
 
     def _step_function(
-        self, params: Any, moments: Any, batch: Mapping[str, Any], key_data: Any
+        self,
+        params: Any,
+        moments: Any,
+        state: jax.Array | None,
+        batch: Mapping[str, Any],
+        key_data: Any,
     ) -> Any:
         experiment = self.experiment
-        sums, grads = self.gradients(params, batch, key_data)
+        scale = float(self.loss_scale) if state is None else state[0]
+        sums, scaled = self.gradients(params, batch, key_data, scale)
+        grads = jax.tree.map(lambda g: g / scale, scaled)
         norm = optax.tree.norm(grads)
         if experiment.clip_norm is not None:
             factor = jnp.minimum(1.0, experiment.clip_norm / norm)
@@ -88,13 +113,16 @@ class PlainEngine:
         updates, new_moments = experiment.optimizer.update(grads, moments, params)
         new_params = optax.apply_updates(params, updates)
         finite = jnp.isfinite(norm)
-        if experiment.skip_nonfinite:
+        if experiment.skip_nonfinite or self._dynamic:
             new_params, new_moments = jax.tree.map(
                 lambda new, old: jnp.where(finite, new, old),
                 (new_params, new_moments),
                 (params, moments),
             )
-        return new_params, new_moments, (*sums, norm, finite)
+        out = (*sums, norm, finite, jnp.float32(scale))
+        if state is not None:
+            state = scaling.next_state(state, finite)
+        return new_params, new_moments, state, out
 
     def _inputs(self, batch: Mapping[str, np.ndarray], step: int) -> Any:
         size = len(next(iter(batch.values())))
@@ -105,19 +133,24 @@ class PlainEngine:
         """One optimizer step; see ``Engine.step``."""
         if self._form:
             batch = self._form.taken(batch, f"The batch of step {step}")
-        self._params, self._moments, out = self._step(
-            self._params, self._moments, *self._inputs(batch, step)
+        self._params, self._moments, self._scale, out = self._step(
+            self._params, self._moments, self._scale, *self._inputs(batch, step)
         )
 
         def fetch() -> dict[str, float]:
-            total, weight, metrics, norm, finite = jax.device_get(out)
+            total, weight, metrics, norm, finite, scale = jax.device_get(out)
             pairs = {"loss": (total, weight), **metrics}
-            return {
-                **means({name: (float(s), float(w)) for name, (s, w) in pairs.items()}),
+            result = means({k: (float(s), float(w)) for k, (s, w) in pairs.items()})
+            result |= {
                 "weight": float(weight),
                 "grad_norm": float(norm),
                 "finite": float(finite),
             }
+            if self.experiment.skip_nonfinite or self._dynamic:
+                result["skipped"] = 1.0 - float(finite)
+            if self._dynamic:
+                result["scale"] = float(scale)
+            return result
 
         return StepResult(fetch)
 
@@ -152,6 +185,8 @@ class PlainEngine:
             params = self._read(params)
         self._params = jax.device_put(params, self.device)
         self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
+        if self._dynamic:
+            self._scale = jax.device_put(scaling.first_state(), self.device)
 
     def _read(self, source: Source) -> Any:
         """The tree of a source's tensors, each put on the device as it is read."""
@@ -189,9 +224,12 @@ class PlainEngine:
         )
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Parameters and moments by path."""
+        """Parameters and moments by path; a loss scale."""
         names, leaves, _ = self._named()
-        return dict(zip(names, leaves, strict=True))
+        arrays = dict(zip(names, leaves, strict=True))
+        if self._scale is not None:
+            arrays[STATE_KEY] = self._scale
+        return arrays
 
     def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of ``arrays``."""
@@ -205,6 +243,8 @@ class PlainEngine:
         names, _, tree = self._named()
         state = jax.tree.unflatten(tree, [arrays[name] for name in names])
         self._params, self._moments = state["params"], state["moments"]
+        if self._dynamic:
+            self._scale = arrays[STATE_KEY]
 
     def peak_bytes_by_device(self) -> dict[str, int]:
         """Peak bytes in use, if the backend counts them."""

@@ -19,7 +19,8 @@ class StepResult:
 
     fetch: Callable[[], dict[str, float]]
     """Waits; gives ``loss`` and every metric as means over the global weight,
-    ``grad_norm`` before clipping, ``weight``, and ``finite`` as 1 or 0."""
+    ``grad_norm`` before clipping, ``weight``, and ``finite`` as 1 or 0; where steps may
+    be left out ``skipped`` as 1 or 0, and a dynamic loss ``scale``, this step's."""
 
 
 class Numbers(Mapping[str, float]):

@@ -16,6 +16,7 @@ from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
 from hexijax.job.loop import MAX_SKIPPED, Diverged, Loop
 from hexijax.job.screen import Screen
+from hexijax.plan.precision import LEAST_SCALE
 from hexijax.report import Meter, Metrics
 from hexijax.report.metrics import read_metrics
 
@@ -62,6 +63,7 @@ class Engine:
     def __init__(self, losses: dict[int, float] | None = None, finite: float = 1.0):
         self.log: list[str] = []
         self.losses, self.finite = losses or {}, finite
+        self.scale: Callable[[int], float] | None = None
 
     def step(self, batch: Batch, step: int) -> Step:
         assert batch["n"][0] == step
@@ -75,6 +77,7 @@ class Engine:
                 "grad_norm": 1.0,
                 "weight": 8.0,
                 "finite": self.finite,
+                **({"scale": self.scale(step)} if self.scale else {}),
             }
 
         return Step(fetch)
@@ -248,3 +251,20 @@ def test_skipped_steps_are_borne_for_a_while(tmp_path: Path, make_loop):
     assert make_loop(some, steps=40, skip_nonfinite=True).run()
     with pytest.raises(Diverged, match=f"{MAX_SKIPPED} steps in a row were skipped"):
         make_loop(Engine(finite=0.0), steps=99, skip_nonfinite=True).run()
+
+
+def test_steps_that_look_for_a_loss_scale_are_not_counted(make_loop):
+    engine = Engine(finite=0.0)
+    engine.scale = lambda step: max(2.0 ** (24 - step), LEAST_SCALE)
+    with pytest.raises(
+        Diverged,
+        match=rf"gradient of step {23 + MAX_SKIPPED} is not finite \(loss \d+\)\. "
+        rf"{MAX_SKIPPED} steps in a row were skipped, the last at a loss scale of 1\. "
+        "Try a smaller learning rate, --set dtype=float32, or look at the data",
+    ):
+        make_loop(engine, steps=99).run()
+    # A loss that is not finite has nothing to do with the scale.
+    engine = Engine(dict.fromkeys(range(99), NAN))
+    engine.scale = lambda step: 2.0**16
+    with pytest.raises(Diverged, match=f"loss of step {MAX_SKIPPED - 1} is nan"):
+        make_loop(engine, steps=99).run()

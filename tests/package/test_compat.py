@@ -158,3 +158,21 @@ def test_compute_on_names_the_host_in_the_lowered_program():
 def test_shard_map_needs_no_bridge():
     parameters = inspect.signature(jax.shard_map).parameters
     assert {"mesh", "in_specs", "out_specs", "axis_names"} <= parameters.keys()
+
+
+def test_jaxs_attention_runs_in_float16_on_cpus():
+    compat.float16_products_on_cpus()
+    q, k, v = (
+        jax.random.normal(jax.random.key(i), (2, 8, 2, 4), jnp.float16)
+        for i in range(3)
+    )
+
+    def total(*qkv: jax.Array) -> jax.Array:
+        out = jax.nn.dot_product_attention(*qkv, is_causal=True)
+        return out.astype(jnp.float32).sum()
+
+    grads = jax.jit(jax.grad(total, argnums=(0, 1, 2)))
+    half, full = grads(q, k, v), grads(*(x.astype(jnp.float32) for x in (q, k, v)))
+    for got, want in zip(half, full, strict=True):
+        assert got.dtype == jnp.float16
+        np.testing.assert_allclose(got, want, atol=5e-3)

@@ -57,6 +57,12 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(clip=True),
         False,
     ),
+    "two_replicas_under_a_dynamic_scale": (
+        make_plan((make_stages([1, 1]), 2), (make_stages([2], prefix="b"), 1)),
+        make_chain(2),
+        StepRules(dynamic_scale=True),
+        False,
+    ),
     "three_stages_beside_two": (
         make_plan(
             (make_stages([2, 1, 1]), 2), (make_stages([1, 3], prefix="b", tensor=2), 1)

@@ -27,7 +27,8 @@ def random_plan(
         for prefix in "abc"[: rng.randint(1, 3)]
     ]
     plan = make_plan(*replicas, schedule=schedule, state=_state(rng, chain, replicas))
-    return plan, chain, StepRules(clip=rng.random() < 0.5)
+    clip, dynamic = rng.random() < 0.5, rng.random() < 0.3
+    return plan, chain, StepRules(clip=clip, dynamic_scale=dynamic)
 
 
 def _chain(rng: random.Random, max_layers: int) -> Chain:

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.plan.plan import Place, Schedule
+from hexijax.program import names
 from hexijax.program.check import check
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import (
+    HOST,
     Agree,
     Backward,
     Forward,
@@ -56,6 +58,9 @@ GOOD = lower(PLAN, CHAIN, rules=StepRules(clip=True))
 GPIPE_PLAN = dataclasses.replace(PLAN, schedule=Schedule.GPIPE)
 GPIPE = lower(GPIPE_PLAN, CHAIN, rules=StepRules())
 INDICES = range(len(GOOD.body))
+SCALED = lower(PLAN, CHAIN, rules=StepRules(dynamic_scale=True))
+
+either = pytest.mark.parametrize("good", [GOOD, SCALED], ids=["clipped", "scaled"])
 
 
 def find(program: Program, kind: type[Instruction], number: int = 0) -> int:
@@ -71,37 +76,62 @@ def refused(program: Program) -> str:
     return str(error.value)
 
 
-def test_any_dropped_instruction_is_missed():
-    for index in INDICES:
-        refused(without(GOOD, index))
+@either
+def test_any_dropped_instruction_is_missed(good: Program):
+    for index in range(len(good.body)):
+        refused(without(good, index))
 
 
-def test_any_doubled_instruction_is_noticed():
-    for index in INDICES:
-        refused(doubled(GOOD, index))
+@either
+def test_any_doubled_instruction_is_noticed(good: Program):
+    for index in range(len(good.body)):
+        refused(doubled(good, index))
 
 
-def test_any_read_that_is_dropped_is_missed():
-    for index in INDICES:
-        reads = GOOD.body[index].reads
+@either
+def test_any_read_that_is_dropped_is_missed(good: Program):
+    for index, instr in enumerate(good.body):
+        reads = instr.reads
         for i in range(len(reads)):
-            refused(with_reads(GOOD, index, (*reads[:i], *reads[i + 1 :])))
+            refused(with_reads(good, index, (*reads[:i], *reads[i + 1 :])))
 
 
-def test_any_mark_that_is_lost_or_too_early_is_noticed():
-    last = {r.buffer: i for i in INDICES for r in GOOD.body[i].reads}
-    for index in INDICES:
-        reads = GOOD.body[index].reads
+@either
+def test_any_mark_that_is_lost_or_too_early_is_noticed(good: Program):
+    last = {r.buffer: i for i, instr in enumerate(good.body) for r in instr.reads}
+    for index, instr in enumerate(good.body):
+        reads = instr.reads
         for i, read in enumerate(reads):
+            # What the host has agreed on is a result: its last reader leaves it.
+            result = read.buffer == names.agreed(HOST, "norm")
+            assert read.dies == (last[read.buffer] == index and not result)
             flipped = Read(read.buffer, dies=not read.dies)
-            assert read.dies == (last[read.buffer] == index)
-            refused(with_reads(GOOD, index, (*reads[:i], flipped, *reads[i + 1 :])))
+            refused(with_reads(good, index, (*reads[:i], flipped, *reads[i + 1 :])))
 
 
-def test_any_prologue_gather_is_needed():
-    for i in range(len(GOOD.prologue)):
-        kept = (*GOOD.prologue[:i], *GOOD.prologue[i + 1 :])
-        refused(dataclasses.replace(GOOD, prologue=kept))
+@either
+def test_anything_in_the_prologue_is_needed(good: Program):
+    for i in range(len(good.prologue)):
+        kept = (*good.prologue[:i], *good.prologue[i + 1 :])
+        refused(dataclasses.replace(good, prologue=kept))
+
+
+def test_a_scale_reaches_all_who_multiply_by_it():
+    agree = max(find(SCALED, Agree, n) for n in range(3))
+    instr = SCALED.body[agree]
+    assert [str(b) for b in instr.writes] == [
+        *("Scalar[host scale]@1", "Scalar[r0.s1 scale]@1", "Scalar[r1.s0 scale]@1")
+    ]
+    body = list(SCALED.body)
+    body[agree] = dataclasses.replace(
+        instr, writes=instr.writes[:2], members=instr.members[:2]
+    )
+    message = refused(with_body(SCALED, body))
+    assert "Its members are host, r0.s1; the plan has host, r0.s1, r1.s0" in message
+    update = find(SCALED, Update)
+    reads = tuple(r for r in SCALED.body[update].reads if r.buffer.subject != "norm")
+    message = refused(with_reads(SCALED, update, reads))
+    assert "waits for the norm of all gradients: it divides by the scale" in message
 
 
 @given(seed=st.integers(0, 2**32))

@@ -7,8 +7,8 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.buckets import buckets, segment_buckets
 from hexijax.program.compute import batch_places
-from hexijax.program.placement import GroupPlaces, group_places
-from hexijax.program.program import SECTIONS, Forward, Instruction, Program
+from hexijax.program.placement import GroupPlaces, group_places, last_places
+from hexijax.program.program import SECTIONS, Agree, Forward, Instruction, Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +44,18 @@ class Facts:
     trains: bool
     """Whether the Program keeps residuals; else it evaluates."""
 
+    scaled: bool
+    """Whether its body agrees on a loss scale for the next step."""
+
+    last_places: tuple[Place, ...]
+    """Where losses are made, in the order of the replicas."""
+
     @classmethod
     def of(
         cls, program: Program, plan: Plan, chain: Chain, *, whole_leaves: bool
     ) -> "Facts":
-        """Facts of a plan; only whether it trains is read from the Program."""
+        """Facts of a plan; whether it trains, and by a dynamic scale, is read from the
+        Program."""
         served = {r: batch_places(plan, chain, r) for r in range(len(plan.replicas))}
         with_batch = {place for places in served.values() for place in places}
         groups = buckets(plan, chain)
@@ -76,6 +83,8 @@ class Facts:
                 for (place, _), count in zip(plan.stages(), counts, strict=True)
             },
             trains=any(isinstance(i, Forward) and i.grad for i in program.body),
+            scaled=any(isinstance(i, Agree) and i.name == "scale" for i in program),
+            last_places=tuple(last_places(plan)),
         )
 
 

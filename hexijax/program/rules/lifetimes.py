@@ -72,6 +72,8 @@ class _Play:
             for group in facts.groups.values()
             for home in group.homes
         }
+        if facts.scaled:
+            self._given.add((HOST, names.scale(HOST).subject))
         self._faults = faults
         self._pools = dict(program.pools)
         self._slots: dict[Buffer, str] = {}
@@ -100,14 +102,15 @@ class _Play:
         left = list(self._live.items())
         self._live.clear()
         for buffer, position in left:
-            if buffer.place == HOST and buffer != names.WEIGHT:
+            outlives = _has_versions(buffer)
+            if buffer.place == HOST and buffer != names.WEIGHT and not outlives:
                 continue  # a result of the step
-            outlives = buffer.kind in (Kind.STATE, Kind.PARAM)
             if buffer.step == 0 and (not outlives or names.is_slice(buffer)):
                 self._faults.at(
                     position,
-                    f"{buffer} is still alive when the step is over. Only State and "
-                    "Param outlive a step: mark its last reader with '!' or free it.",
+                    f"{buffer} is still alive when the step is over. Only State, Param "
+                    "and a loss scale outlive a step: mark its last reader with '!' or "
+                    "free it.",
                     buffer,
                 )
             later = buffer._replace(step=max(buffer.step - 1, 0))
@@ -119,7 +122,8 @@ class _Play:
     def _explain(self, position: int, buffer: Buffer) -> None:
         """A read of what does not live: the state at the start, or a fault."""
         place_group = (buffer.place, buffer.subject)
-        if buffer.kind is Kind.STATE and place_group in self._given:
+        from_before = buffer.kind is Kind.STATE or names.is_scale(buffer)
+        if from_before and place_group in self._given:
             self._given.remove(place_group)
             self._live[buffer] = position
             return
@@ -146,7 +150,7 @@ class _Play:
                 "copy that has died may come back by Prefetch or WriteBack.",
                 buffer,
             )
-        if buffer.step and buffer.kind in (Kind.STATE, Kind.PARAM):
+        if buffer.step and _has_versions(buffer):
             before = buffer._replace(step=buffer.step - 1)
             if before in self._live:
                 self._faults.at(
@@ -219,3 +223,8 @@ class _Play:
                 buffer,
             )
         self.peaks.slots[pool] = max(self.peaks.slots[pool], used)
+
+
+def _has_versions(buffer: Buffer) -> bool:
+    """Whether a step leaves it to the next, or writes the next step's."""
+    return buffer.kind in (Kind.STATE, Kind.PARAM) or names.is_scale(buffer)

@@ -57,12 +57,17 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
 def _load(instr: Load, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:
     """The first of a step makes the weight, the first of a replica its seed."""
     places = facts.batch_places[instr.replica]
+    reads: list[Buffer] = []
     writes = [names.batch(place, instr.microbatch) for place in places]
     if instr.microbatch == 0 and facts.trains:
         writes.append(names.seed(places[-1]))
+        if facts.scaled:
+            reads.append(names.scale(places[-1]))
     if names.WEIGHT in instr.writes:
-        return [], [*writes, names.WEIGHT]
-    return [names.WEIGHT] * (instr.microbatch == 0), writes
+        writes.append(names.WEIGHT)
+    elif instr.microbatch == 0:
+        reads.append(names.WEIGHT)
+    return reads, writes
 
 
 def _forward(instr: Forward, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:

@@ -113,6 +113,12 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
         if names.grad(instr.home, instr.group) not in reads:
             faults.at(position, "An Update reads the reduced gradient at its home.")
         waiting.append(names.agreed(instr.home, "norm") in reads)
+        if facts.scaled and not waiting[-1]:
+            faults.at(
+                position,
+                "An update under a dynamic loss scale waits for the norm of all "
+                "gradients: it divides by the scale, or is skipped.",
+            )
         if waiting[-1] != waiting[0]:
             faults.at(
                 position,
@@ -167,6 +173,9 @@ def _check_gathers(
 
 def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
     due = {"loss", "norm"} if facts.trains else {"loss"}
+    if facts.scaled:
+        due.add("scale")
+        _check_scales(program, facts, faults)
     scalars = [
         buffer
         for _, instr in numbered(program)
@@ -189,11 +198,18 @@ def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
             own = own or scalar == names.WEIGHT
             if instr.name == "norm":
                 own = scalar.subject.startswith("norm ")
+            own = own and instr.name != "scale"
             if own and scalar not in reads:
                 faults.at(
                     position, f"It leaves out {scalar}; a sum over places has them all."
                 )
-        writes = {names.agreed(member, instr.name) for member in instr.members}
+        if instr.name == "norm" and facts.scaled and names.scale(HOST) not in reads:
+            faults.at(position, f"It leaves out {names.scale(HOST)}, which it undoes.")
+        step = 1 if instr.name == "scale" else 0
+        writes = {
+            names.agreed(member, instr.name)._replace(step=step)
+            for member in instr.members
+        }
         if set(instr.writes) != writes or HOST not in instr.members:
             faults.at(
                 position,
@@ -201,6 +217,32 @@ def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
             )
     if due:
         faults.missing(f"The body never agrees on {' and '.join(sorted(due))}.")
+
+
+def _check_scales(program: Program, facts: Facts, faults: Faults) -> None:
+    """The first scale reaches all who multiply by it, and so does each that follows."""
+    norm, scale = names.agreed(HOST, "norm"), names.scale(HOST)
+    for section, reads, members in (
+        ("prologue", [scale], facts.last_places),
+        ("body", [norm, scale], (HOST, *facts.last_places)),
+    ):
+        agrees = [
+            (position, instr)
+            for position, instr in numbered(program, section)
+            if isinstance(instr, Agree) and instr.name == "scale"
+        ]
+        if len(agrees) != 1:
+            faults.missing(
+                f"The {section} agrees {len(agrees)} times on the loss scale; it does "
+                "so once."
+            )
+        ((position, instr),) = agrees
+        found = [read.buffer for read in instr.reads]
+        if found != reads:
+            faults.at(position, f"It must read {_names(reads)}.")
+        if any(read.dies and read.buffer == norm for read in instr.reads):
+            faults.at(position, f"{norm} is a result of the step and must stay.", norm)
+        _check_places(position, "members", instr.members, members, faults)
 
 
 def _group(position: int, name: str, facts: Facts, faults: Faults) -> GroupPlaces:

@@ -1,0 +1,294 @@
+"""Stages of unlike dtypes, and the loss scale that all of them share.
+
+A new card computes in bfloat16, an old one in float16, one that is older still in
+float32: a plan over the three gives one device's numbers.
+"""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from experiments.bench_mixed import remembering
+from hexijax import checkpoint
+from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+from hexijax.experiment import Experiment
+from hexijax.job.intake import trace_chain, training_facts
+from hexijax.job.machine import make_machine
+from hexijax.layers.chain import Chain
+from hexijax.layers.loss import nnx_loss
+from hexijax.layers.names import flatten
+from hexijax.plan import checks
+from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.plan.precision import (
+    DYNAMIC,
+    FIRST_SCALE,
+    GOOD_STEPS,
+    LEAST_SCALE,
+    MOST_SCALE,
+    STATE_KEY,
+)
+from hexijax.planner.mesh import compute_dtype
+from hexijax.report.problem import Problem
+from hexijax.runtime import scaling
+from hexijax.runtime.engine import Engine
+from hexijax.runtime.plain import PlainEngine
+from models.llama import Llama, LlamaConfig
+from tests.laws.law_models import LENGTH, VOCAB, WIDTH, score, tokens
+
+BATCH_SIZE = 6
+CLUSTER = """
+format = 1
+name = "generations"
+
+[[nodes]]
+name = "box"
+devices = [
+  { kind = "rtx3090-24g", count = 1 },
+  { kind = "v100-16g-sxm", count = 1 },
+  { kind = "p40-24g", count = 2 },
+]
+host_memory_gib = 64
+host_cores = 16
+link = { latency_us = 15, bandwidth_gb_per_s = 12 }
+"""
+NEW, OLD, OLDEST, OTHER = "box/0", "box/1", "box/2", "box/3"
+
+
+def build(
+    rngs: nnx.Rngs, dtype: str = "float32", attention: str | None = None
+) -> Llama:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        width=WIDTH,
+        depth=2,
+        num_heads=2,
+        num_kv_heads=2,
+        ff_width=2 * WIDTH,
+        dtype=dtype,
+        attention=attention,
+    )
+    return Llama(config, rngs=rngs)
+
+
+LOSS = nnx_loss(build, score)
+
+
+class Tokens:
+    """Batches that differ from step to step."""
+
+    def batches(self, batch_size: int) -> Any:
+        return (tokens(batch_size, step) for step in range(10_000))
+
+    def fingerprint(self) -> str:
+        return "tokens"
+
+
+@functools.cache
+def cluster() -> Cluster:
+    return Cluster.from_toml(CLUSTER)
+
+
+@functools.cache
+def experiment(**fields: Any) -> Experiment:
+    values = {
+        "loss": LOSS,
+        "optimizer": remembering(optax.sgd(0.1, momentum=0.9)),
+        "data": Tokens(),
+        "batch_size": BATCH_SIZE,
+        "tokens_per_sample": LENGTH,
+        "dtype": "bfloat16",
+    }
+    return Experiment(**values | fields)
+
+
+@functools.cache
+def chain() -> Chain:
+    return trace_chain(experiment())
+
+
+def stages(*parts: tuple[str, int]) -> tuple[Stage, ...]:
+    """A pipeline of (device, layers), each in the best dtype its kind has."""
+    made, start = [], 0
+    for name, layers in parts:
+        dtype = compute_dtype("bfloat16", cluster().device(name))
+        stop = start + layers
+        made.append(Stage(devices=(name,), layers=(start, stop), dtype=dtype))
+        start = stop
+    return tuple(made)
+
+
+def plan_of(*replicas: tuple[tuple[Stage, ...], int, int]) -> Plan:
+    """Of (stages, microbatches, samples)."""
+    made = tuple(
+        Replica(
+            stages=stages,
+            microbatches=count,
+            microbatch_size=samples // count,
+            samples=samples,
+        )
+        for stages, count, samples in replicas
+    )
+    plan = Plan(replicas=made, batch_size=sum(r.samples for r in made))
+    checks.check(plan, chain(), cluster())
+    return plan
+
+
+def three() -> Plan:
+    """A pipeline over three generations, beside one old card alone."""
+    pipeline = stages((NEW, 1), (OLD, 1), (OLDEST, 2))
+    return plan_of((pipeline, 2, 4), (stages((OTHER, 4)), 1, 2))
+
+
+def engine(plan: Plan | None, job: Experiment) -> Engine | PlainEngine:
+    made = make_machine(job, cluster(), chain(), plan, emulate=True).engine
+    made.init()
+    return made
+
+
+def single(job: Experiment, dtype: str) -> PlainEngine:
+    made = PlainEngine(job, device=jax.devices()[0], dtype=dtype)
+    made.init()
+    return made
+
+
+def test_each_kind_computes_in_what_it_has():
+    dtypes = {
+        name: stage.dtype for _, stage in three().stages() for name in stage.devices
+    }
+    assert dtypes == {
+        NEW: "bfloat16",
+        OLD: "float16",
+        OLDEST: "float32",
+        OTHER: "float32",
+    }
+
+
+def grads_of(made: Engine | PlainEngine) -> Mapping[str, np.ndarray]:
+    if isinstance(made, Engine):
+        return made.moments_like("grads")
+    return {k: np.asarray(v) for k, v in flatten(made.moments()["grads"]).items()}
+
+
+def taken(made: Engine | PlainEngine, batch: Any) -> list[dict[str, float]]:
+    """Numbers of the steps on a batch, up to the first that is not skipped."""
+    results = [made.step(batch, 0).fetch()]
+    while results[-1].get("skipped") and len(results) < 24:
+        results.append(made.step(batch, 0).fetch())
+    return results
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_plan_of_three_dtypes_is_within_five_percent(dtype: str):
+    mixed, plain = engine(three(), experiment()), single(experiment(), dtype)
+    assert isinstance(mixed, Engine)
+    assert mixed.loss_scale == DYNAMIC
+    batch = tokens(BATCH_SIZE)
+    result, want = taken(mixed, batch)[-1], taken(plain, batch)[-1]
+    for name in ("loss", "grad_norm"):
+        assert result[name] == pytest.approx(want[name], rel=5e-2), name
+    got, due = grads_of(mixed), grads_of(plain)
+    total = np.sqrt(sum(np.square(g).sum() for g in due.values()))
+    for name, gradient in due.items():
+        error = np.linalg.norm(got[name] - gradient)
+        assert error <= 5e-2 * np.linalg.norm(gradient) + 1e-3 * total, name
+    masters = [x for s in mixed.state().values() for x in s["master"]]
+    assert {x.dtype.name for x in masters} == {"float32"}
+
+
+def test_a_dynamic_scale_changes_no_digit_in_float32():
+    plan = plan_of((stages((OLDEST, 2), (OTHER, 2)), 3, 6))
+    batch, made = tokens(BATCH_SIZE), {}
+    for scale in (1.0, DYNAMIC):
+        made[scale] = engine(plan, experiment(loss_scale=scale))
+        made[scale].step(batch, 0)
+    got, want = (flatten(made[s].params()) for s in (DYNAMIC, 1.0))
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)
+
+
+def loud_head(made: Engine | PlainEngine) -> None:
+    """A head so large that its cotangents, scaled, are beyond float16, not float32."""
+    params = made.params()
+    params["head"]["kernel"] = params["head"]["kernel"] * np.float32(20.0)
+    made.set_params(params)
+
+
+def test_an_overflow_on_one_stage_skips_the_step_everywhere_once(tmp_path: Path):
+    mixed, old = engine(three(), experiment()), single(experiment(), "float16")
+    for made in (mixed, old):
+        loud_head(made)
+    before = {k: np.asarray(v) for k, v in mixed.arrays().items()}
+    batch = tokens(BATCH_SIZE)
+    first = mixed.step(batch, 0).fetch()
+    assert (first["skipped"], first["scale"]) == (1, FIRST_SCALE)
+    assert np.isfinite(first["loss"])
+    for key, value in mixed.arrays().items():
+        if key == STATE_KEY:
+            np.testing.assert_array_equal(value, [FIRST_SCALE / 2, 0])
+        else:
+            np.testing.assert_array_equal(value, before[key], err_msg=key)
+    results = [first, *taken(mixed, batch)]
+    scales = [r["scale"] for r in results]
+    assert scales == [FIRST_SCALE / 2**i for i in range(len(results))]
+    assert results[-1]["skipped"] == 0
+    # The old card alone overflows too; once it does not, the step is the same.
+    want = taken(old, batch)
+    assert len(want) > 1
+    for name in ("loss", "grad_norm"):
+        assert results[-1][name] == pytest.approx(want[-1][name], rel=5e-2), name
+
+    facts = {"seed": 0}
+    checkpoint.save(tmp_path, mixed, step=9, data_state=None, facts=facts)
+    again = engine(three(), experiment())
+    checkpoint.restore(tmp_path, again, facts=facts)
+    np.testing.assert_array_equal(again.arrays()[STATE_KEY], [scales[-1], 1])
+    for step in (1, 2):
+        batch = tokens(BATCH_SIZE, step)
+        assert again.step(batch, step).fetch() == mixed.step(batch, step).fetch()
+
+
+def test_a_scale_halves_at_once_and_doubles_after_many_good_steps():
+    state, update = scaling.first_state(), jax.jit(scaling.next_state)
+    for _ in range(GOOD_STEPS - 1):
+        state = update(state, True)
+    np.testing.assert_array_equal(state, [FIRST_SCALE, GOOD_STEPS - 1])
+    np.testing.assert_array_equal(update(state, True), [2 * FIRST_SCALE, 0])
+    np.testing.assert_array_equal(update(state, False), [FIRST_SCALE / 2, 0])
+    most = np.asarray([MOST_SCALE, GOOD_STEPS - 1], np.float32)
+    np.testing.assert_array_equal(update(most, True), [MOST_SCALE, 0])
+    least = np.asarray([LEAST_SCALE, 3], np.float32)
+    np.testing.assert_array_equal(update(least, False), [LEAST_SCALE, 0])
+
+
+def test_a_scale_is_dynamic_where_a_stage_computes_in_float16():
+    agreed = {"loss", "norm"}
+    wide = plan_of((stages((NEW, 2), (OLDEST, 2)), 1, 6))
+    for asked, plan, names in [
+        (None, three(), {*agreed, "scale"}),
+        (None, wide, agreed),
+        (DYNAMIC, wide, {*agreed, "scale"}),
+        (1024.0, three(), agreed),
+    ]:
+        job = experiment(loss_scale=asked)
+        facts = Problem(
+            name="p",
+            chain=chain(),
+            cluster=cluster(),
+            batch_size=BATCH_SIZE,
+            training=training_facts(job),
+        )
+        assert facts.rules(plan).dynamic_scale == ("scale" in names), (asked, names)
+    with pytest.raises(
+        UserError,
+        match=r"Experiment\.loss_scale is 'dynamc'; it must be positive and finite, or "
+        "'dynamic'",
+    ):
+        Experiment(loss=None, loss_scale="dynamc")  # pyrefly: ignore
