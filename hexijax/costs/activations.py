@@ -33,10 +33,10 @@ def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     """For each stage, the most microbatches between their forward and their backward.
 
     1F1B and zero-bubble: stage k of S holds min(S - k, M), eager 1F1B
-    min(2 (S - k) - 1, M), GPipe all M.
+    min(2 (S - k) - 1, M), GPipe and layered all M.
     """
     num_stages, num_microbatches = len(replica.stages), replica.microbatches
-    if schedule is Schedule.GPIPE:
+    if schedule in (Schedule.GPIPE, Schedule.LAYERED):
         return [num_microbatches] * num_stages
     if schedule is Schedule.INTERLEAVED:
         return _play(replica)
@@ -75,6 +75,8 @@ def is_joined(schedule: Schedule, replica: Replica, stage: int, segment: int) ->
     last = len(replica.stages) - 1
     if stage != last or segment != len(replica.stages[last].segments) - 1:
         return False
+    if schedule is Schedule.LAYERED:
+        return True
     return live_microbatches(schedule, replica)[last] == 1
 
 

@@ -34,6 +34,7 @@ class Schedule(enum.StrEnum):
     INTERLEAVED = "interleaved"
     ZERO_BUBBLE = "zero-bubble"
     EAGER = "eager-1f1b"
+    LAYERED = "layered"
 
 
 class Reductions(enum.StrEnum):

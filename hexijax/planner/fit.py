@@ -45,7 +45,11 @@ SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
 sooner."""
 
-AHEAD: Mapping[Schedule, int | None] = {Schedule.GPIPE: None, Schedule.EAGER: 2}
+AHEAD: Mapping[Schedule, int | None] = {
+    Schedule.GPIPE: None,
+    Schedule.LAYERED: None,
+    Schedule.EAGER: 2,
+}
 """Microbatches a stage has more in flight than the next; one where it is not said."""
 
 NO_GAIN = 0.01
@@ -344,8 +348,8 @@ class Fitter:
 
     def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:
         """What waits in each stage, were all the batch this replica's."""
-        most = min(asked, 4 * len(meshes))  # only GPipe has more alive at once
-        if self._schedule is Schedule.GPIPE:
+        most = min(asked, 4 * len(meshes))  # only these two have more alive at once
+        if self._schedule in (Schedule.GPIPE, Schedule.LAYERED):
             most = asked
         key = (len(meshes), most, sharing)
         if key not in self._helds:

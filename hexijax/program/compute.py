@@ -78,7 +78,9 @@ def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
 
 def _run(segments: Sequence["_Segment"], turn: Turn) -> Sequence[Instruction]:
     """One turn of a stage, segment by segment."""
-    way, _, microbatch = turn
+    way, _, microbatch, only = turn
+    if only is not None:
+        segments = segments[only : only + 1]
     if way is Way.FORWARD:
         return [segment.forward(microbatch) for segment in segments]
     part = PARTS[way]

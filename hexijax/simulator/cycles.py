@@ -57,6 +57,8 @@ def by_cycles(
     """A step of the plan, or None where it must be played in full."""
     if sizes and plan.schedule is Schedule.GPIPE:  # it holds all microbatches at once
         return None
+    if plan.schedule is Schedule.LAYERED:  # each segment has a cycle of its own
+        return None
     apart = [_apart(replica, plan.schedule) for replica in plan.replicas]
     lengths = [
         _length(replica, plan.schedule, n)

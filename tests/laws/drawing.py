@@ -22,6 +22,8 @@ NODES = {
     "fast": tuple(f"fast/{i}" for i in range(4)),
     "slow": tuple(f"slow/{i}" for i in range(4)),
 }
+SCHEDULES = tuple(s for s in Schedule if s is not Schedule.LAYERED)
+"""Of these plans; ``shares`` draws layered ones, with what they are for."""
 MESHES = [(1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]
 
 
@@ -86,7 +88,7 @@ def draw_plan(
     schedule: Schedule | None = None,
 ) -> Plan:
     """One plan; every choice follows from ``rng``."""
-    schedule = schedule or rng.choice(list(Schedule))
+    schedule = schedule or rng.choice(SCHEDULES)
     num_layers = len(chain.layers)
     meshes = draw_meshes(rng, most=5)
     num_replicas = rng.randint(1, min(3, len(meshes)))
@@ -99,9 +101,8 @@ def draw_plan(
     replicas = []
     for pile, count in zip(piles, samples, strict=True):
         pile = pile[:num_layers]
-        rounds = (
-            2 if schedule is Schedule.INTERLEAVED and len(pile) * 2 <= num_layers else 1
-        )
+        several = schedule in (Schedule.INTERLEAVED, Schedule.LAYERED)
+        rounds = 2 if several and len(pile) * 2 <= num_layers else 1
         lanes = max(lanes for _, lanes, _ in pile)
         microbatches = rng.randint(1, min(4, count))
         a_lane = -(-count // (microbatches * lanes))

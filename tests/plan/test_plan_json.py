@@ -73,7 +73,7 @@ def _with(path: str, value: Any) -> dict[str, Any]:
         (
             "schedule",
             "1f2b",
-            "expected one of 1f1b, gpipe, interleaved, zero-bubble, eager-1f1b, found",
+            "gpipe, interleaved, zero-bubble, eager-1f1b, layered, found",
         ),
         ("replicas", [], "plan.replicas: expected at least one, found []."),
         ("replicas.0.stages", 3, "plan.replicas[0].stages: expected a list of objects"),

@@ -159,7 +159,7 @@ def test_what_goes_without_saying_may_be_left_out():
         (
             "1f1b",
             "1f2b",
-            "1f1b, gpipe, interleaved, zero-bubble, eager-1f1b, found '1f2b'. Did you",
+            "zero-bubble, eager-1f1b, layered, found '1f2b'. Did you",
         ),
         ("objective", "objectve", "found 'objectve'. Did you mean 'objective'?"),
         ("objective", "batch 3\nobjective", "expected 'batch' once"),
@@ -194,7 +194,7 @@ def test_an_error_points_at_the_word():
         parse("hexijax plan 1\nschedule 1f2b  # or gpipe\n", source="plan.txt")
     assert str(caught.value).splitlines() == [
         "plan.txt, line 2: expected a schedule: 1f1b, gpipe, interleaved, "
-        "zero-bubble, eager-1f1b, found '1f2b'. Did you mean '1f1b'?",
+        "zero-bubble, eager-1f1b, layered, found '1f2b'. Did you mean '1f1b'?",
         "    schedule 1f2b  # or gpipe",
         "             ^^^^",
     ]

@@ -51,6 +51,23 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(),
         False,
     ),
+    "layered_with_segments": (
+        make_plan(
+            (make_stages([2, 2], segments=[[1, 1], [1, 1]]), 2),
+            schedule=Schedule.LAYERED,
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
+    "ministages": (
+        make_plan(
+            (make_stages([1, 1, 1, 1], num_sets=2), 3), schedule=Schedule.LAYERED
+        ),
+        make_chain(4),
+        StepRules(),
+        False,
+    ),
     "tied_over_two_replicas_clipped": (
         make_plan((make_stages([2, 1]), 2), (make_stages([3], prefix="b"), 1)),
         make_chain(3, tied={"embed": [0, 2]}),

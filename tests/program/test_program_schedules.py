@@ -12,6 +12,7 @@ from hexijax.planner.pace import pipeline_s
 from hexijax.program.schedules import SCHEDULES, Stream, Turn, Way
 from hexijax.program.schedules.eager import eager
 from hexijax.program.schedules.interleaved import interleaved
+from hexijax.program.schedules.layered import layered
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
 from hexijax.program.schedules.zero_bubble import zero_bubble
 
@@ -117,6 +118,32 @@ def test_zero_bubble_runs_weight_parts_as_many_microbatches_late_as_stages_befor
         "F0 F1 b0 F2 b1 w0 F3 b2 w1 F4 b3 w2 b4 w3 w4",
         "F0 b0 F1 b1 F2 b2 w0 F3 b3 w1 F4 b4 w2 w3 w4",
     ]
+
+
+def test_layered_runs_all_microbatches_of_a_segment_before_the_next():
+    assert rows(layered([0], 3, [3])) == [
+        "F0.0 F1.0 F2.0 F0.1 F1.1 F2.1 "
+        "F0.2 B0.2 F1.2 B1.2 F2.2 B2.2 "
+        "B0.1 B1.1 B2.1 B0.0 B1.0 B2.0"
+    ]
+
+
+def test_layered_takes_the_short_stages_of_a_set_one_after_another():
+    assert rows(layered([0, 1, 0, 1], 2, [1, 1, 1, 1])) == [
+        "a.F0.0 a.F1.0 c.F0.0 c.F1.0 c.B0.0 c.B1.0 a.B0.0 a.B1.0",
+        "b.F0.0 b.F1.0 d.F0.0 d.B0.0 d.F1.0 d.B1.0 b.B0.0 b.B1.0",
+    ]
+
+
+@given(data=st.data())
+def test_layered_never_waits_for_ever_whatever_sets_stages_share(data: st.DataObject):
+    num_sets = data.draw(st.integers(1, 4))
+    sets = data.draw(st.lists(st.integers(0, num_sets - 1), min_size=1, max_size=9))
+    numbers = {device_set: i for i, device_set in enumerate(dict.fromkeys(sets))}
+    streams = layered(
+        [numbers[s] for s in sets], data.draw(st.integers(1, 6)), [1] * len(sets)
+    )
+    ticks(streams, len(sets))
 
 
 @given(num_stages=st.integers(1, 9), num_microbatches=st.integers(1, 16))

@@ -9,6 +9,7 @@ from hexijax.plan.plan import Replica, Schedule
 from hexijax.program.schedules.eager import eager
 from hexijax.program.schedules.gpipe import gpipe
 from hexijax.program.schedules.interleaved import interleaved
+from hexijax.program.schedules.layered import layered
 from hexijax.program.schedules.one_f_one_b import one_f_one_b
 from hexijax.program.schedules.turn import Stream, Turn, Way, forwards
 from hexijax.program.schedules.zero_bubble import zero_bubble
@@ -23,7 +24,7 @@ SCHEDULES: Mapping[Schedule, Callable[[Sequence[int], int], tuple[Stream, ...]]]
     Schedule.EAGER: eager,
 }
 """Each takes the device set of every stage, numbered as they come, and how many
-microbatches there are."""
+microbatches there are. ``layered`` asks for the stages' segments as well."""
 
 
 def schedule_replica(
@@ -39,4 +40,7 @@ def schedule_replica(
     device_sets = [
         numbers.setdefault(stage.devices, len(numbers)) for stage in replica.stages
     ]
+    if schedule is Schedule.LAYERED:
+        segments = [len(stage.segments) for stage in replica.stages]
+        return layered(device_sets, replica.microbatches, segments)
     return SCHEDULES[schedule](device_sets, replica.microbatches)

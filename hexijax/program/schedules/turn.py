@@ -15,14 +15,17 @@ class Way(enum.StrEnum):
 
 
 class Turn(NamedTuple):
-    """One microbatch's pass through one stage of a replica."""
+    """One microbatch's pass through one stage of a replica, or one of its segments."""
 
     way: Way
     stage: int
     microbatch: int
+    segment: int | None = None
+    """None: all segments of the stage, in their order."""
 
     def __str__(self) -> str:
-        return f"{self.way}{self.microbatch}"
+        segment = "" if self.segment is None else f".{self.segment}"
+        return f"{self.way}{self.microbatch}{segment}"
 
 
 Stream = tuple[Turn, ...]
