@@ -60,6 +60,12 @@ class Experiment:
     optimizer: Any = None
     """An optax gradient transformation without clipping (see ``clip_norm``)."""
 
+    trainable: Any = None
+    """Which parameters train; the others have no gradient, no state and no traffic. A
+    function of a path (``blocks/3/ff/up/kernel``), a pattern for paths or a sequence of
+    them (``*`` stands for any part), a kind of nnx variable (``nnx.LoRAParam``), or a
+    tree of bools; None: all that the optimizer does not leave as they are."""
+
     data: Any = None
     """A ``Data``."""
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hexijax.cluster import DeviceProfile
 from hexijax.costs.compute import border_bytes_in
@@ -140,7 +141,8 @@ def stage_activations(
     if all_live and not handed:
         firsts = [stage.segment_layers(g)[0] for g in range(len(stage.segments))]
         of = stage.tensor, stage.dtype
-        grads = [held_bytes(chain, (first, stop), *of)[1] for first in reversed(firsts)]
+        spans = [(first, stop) for first in reversed(firsts)]
+        grads = [held_bytes(chain, span, *of).grads for span in spans]
         at_first = [a - grads[-1] + b for a, b in zip(inside, grads, strict=True)]
         after = [a - one for a in inside] if live > 1 else []
         inside = [*at_first, *after]
@@ -308,7 +310,7 @@ def transient_bytes(
     layers = within.layers
     # One layer in full (recomputed, or its cotangents), and the segment's gradients
     # before they are added to the accumulators.
-    grads, _ = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
+    grads = held_bytes(chain, (start, stop), stage.tensor, stage.dtype).trained
     full = [working_bytes(chain, layer, *of) for layer in layers[start:stop]]
     kept = [0] * len(full)
     if joined:  # the layer that is in full was kept in part before
@@ -326,20 +328,33 @@ def working_bytes(
 ) -> int:
     """What a layer's own backward has alive beside what was kept for it."""
     border = border_bytes_in(chain, layer.border_bytes * samples, dtype)
+    if not layer.backward:  # its forward, of which nothing is kept
+        return border_bytes_in(chain, layer.joined_bytes * samples, dtype) + border
     return kept_bytes(chain, layer, Remat.NONE, dtype, tensor, samples) + 2 * border
 
 
-def held_bytes(
-    chain: Chain, layers: tuple[int, int], tensor: int, dtype: str
-) -> tuple[int, int]:
-    """Of some layers' parameters on one device: as handed, and as float32 gradients.
+class Held(NamedTuple):
+    """Bytes of some layers' parameters on one device."""
+
+    handed: int
+    """As the layers are handed them."""
+
+    trained: int
+    """Of these, parameters that train."""
+
+    grads: int
+    """Their gradients in float32."""
+
+
+def held_bytes(chain: Chain, layers: tuple[int, int], tensor: int, dtype: str) -> Held:
+    """Of some layers' parameters on one device.
 
     A leaf that one of them is handed uncast is held as it is for all of them.
     """
     uses = chain.layers[slice(*layers)]
     names = {name for layer in uses for name in layer.groups}
     uncast = {leaf for layer in uses for leaf in layer.uncast}
-    handed = grads = 0
+    handed = trained = grads = 0
     for group in chain.groups:
         if group.name not in names:
             continue
@@ -347,16 +362,20 @@ def held_bytes(
             size = leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
             item = ITEM_BYTES[leaf.dtype if leaf.id in uncast else dtype]
             handed += size * item
-            grads += size * ITEM_BYTES["float32"]
-    return handed, grads
+            if leaf.trainable:
+                trained += size * item
+                grads += size * ITEM_BYTES["float32"]
+    return Held(handed, trained, grads)
 
 
 def layer_params(chain: Chain, tensor: int) -> Sequence[int]:
-    """Parameters of each layer on one device; a tied group counts at each user."""
+    """Parameters of each layer on one device that train: those with a gradient and a
+    state. A tied group counts at each user."""
     sizes = {
         group.name: sum(
             leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
             for leaf in group.leaves
+            if leaf.trainable
         )
         for group in chain.groups
     }

@@ -106,6 +106,8 @@ class BufferBytes:
         )
 
     def _state(self, buffer: Buffer) -> int:
+        if not self._costs.groups[buffer.subject].trainable:
+            return 0  # the parameters themselves, or in host memory
         size = self._held(buffer.place, buffer.subject)
         return size * STATE_BYTES * (1 + self._moments)
 

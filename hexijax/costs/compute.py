@@ -26,7 +26,7 @@ from hexijax.costs.rates import (
     rate,
 )
 from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
-from hexijax.layers.layer import BACKWARD_PRODUCTS, FUSED_DTYPES
+from hexijax.layers.layer import FUSED_DTYPES
 
 ALL_REDUCES_A_PASS = 2
 """A layer split by columns then rows sums its output twice a pass: after attention and
@@ -127,11 +127,11 @@ def layer_times(chain: Chain, mesh: MeshShape, samples: int) -> tuple[LayerTime,
 def _layer_times(same: "Same", mesh: MeshShape, samples: int) -> tuple[LayerTime, ...]:
     chain = same.chain
     layers = chain.layers_under(fused_attention=mesh.fused_attention)
-    sizes = {group.name: group.size for group in chain.groups}
+    sizes = {g.name: g.size for g in chain.groups if g.trainable}
     priced: dict[tuple[str, int], LayerTime] = {}
     found = []
     for layer in layers:
-        num_params = sum(sizes[name] for name in layer.groups)
+        num_params = sum(sizes.get(name, 0) for name in layer.groups)
         key = (layer.signature, num_params)
         if key not in priced:
             priced[key] = _layer_time(chain, layer, num_params, mesh, samples)
@@ -199,7 +199,7 @@ def _reckoned(
     bytes_s = item / ITEM_BYTES[chain.dtype] * samples / rate.memory_bytes_per_s
     rest_s = samples / tensor / rate.flops_per_s
     counted = [p.flops for p in layer.products]
-    back = [p.flops * (BACKWARD_PRODUCTS if p.fused else 2.0) for p in layer.products]
+    back = [p.backward_flops for p in layer.products]
     between_s = layer.forward_bytes * split * bytes_s
     exchange_s = _exchange_s(chain, layer, mesh, samples)
     forward_s = (
@@ -216,6 +216,8 @@ def _reckoned(
         + num_params / tensor * (8 + item) / rate.memory_bytes_per_s
         + exchange_s
     )
+    if not layer.backward:
+        backward_s = between_s = 0.0
 
     def residual_s(policy: Remat) -> tuple[float, float]:
         beyond = max(0, layer.activation_bytes[policy] - layer.joined_bytes)
@@ -229,7 +231,7 @@ def _reckoned(
         recompute_s={
             Remat.NONE: 0.0,
             Remat.DOTS: RECOMPUTE_DOTS * between_s,
-            Remat.FULL: RECOMPUTE_FULL * forward_s,
+            Remat.FULL: RECOMPUTE_FULL * forward_s * layer.backward,
         },
         residual_s={policy: residual_s(policy) for policy in Remat},
     )

@@ -172,7 +172,7 @@ def stage_parts(
     handed: int = 0,
 ) -> MemoryParts:
     """A device of a stage without the state it is home of."""
-    params, grads = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
+    params, _, grads = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
     samples = replica.microbatch_size // stage.lanes
     kept, transient = stage_activations(
         chain,
@@ -199,6 +199,11 @@ def stage_groups(chain: Chain, layers: tuple[int, int]) -> list[Group]:
     return [group for group in chain.groups if group.name in names]
 
 
+def trained_groups(chain: Chain, layers: tuple[int, int]) -> list[Group]:
+    """Of them, those that train: what is summed and updated."""
+    return [group for group in stage_groups(chain, layers) if group.trainable]
+
+
 def shard_size(group: Group, tensor: int) -> int:
     """Parameters of a group on one device at a tensor degree."""
     return sum(
@@ -216,6 +221,8 @@ def _state(
     passing: dict[Place, int] = {}
     in_flight: dict[Place, int] = {}
     for group in buckets(plan, chain):
+        if not group.trainable:  # parameters, which lie where they are computed with
+            continue
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
         leaves = alike(group.leaves, whole_leaves)
         members = dict.fromkeys(users(plan, group))

@@ -41,14 +41,17 @@ def forward_s(product: Product, samples: int, tensor: int, rate: Rate) -> float:
 
 
 def backward_s(product: Product, samples: int, tensor: int, rate: Rate) -> float:
-    """Of the two products that make the gradients of both operands."""
+    """Of the products that make the operands' gradients: two, as a rule."""
+    if not product.back:
+        return 0.0
     s = _shape(product, samples, tensor)
     if product.fused:
         flops = BACKWARD_PRODUCTS * _flops(s)
         return KERNEL_S + flops / rate.attention_flops_per_s[1]
     left = _Shape(s.rows, s.columns, s.inner, s.count)
     right = _Shape(s.inner, s.rows, s.columns, s.count)
-    return sum(_seconds(shape, product.shared, rate) for shape in (left, right))
+    made = (left, right)[: product.back]
+    return sum(_seconds(shape, product.shared, rate) for shape in made)
 
 
 def _shape(product: Product, samples: int, tensor: int) -> _Shape:

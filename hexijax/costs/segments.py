@@ -50,7 +50,7 @@ def segment_programs(
     layers = within.layers
     joined = within.joined and segment == len(stage.segments) - 1
     start, stop = stage.segment_layers(segment)
-    params, grads = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
+    params, _, grads = held_bytes(chain, (start, stop), stage.tensor, stage.dtype)
     batch = batch_bytes(chain, start, stop, samples)
     act, out = (enter_bytes(chain, i, stage.dtype, samples) for i in (start, stop))
     given = params + act + batch
@@ -73,7 +73,11 @@ def segment_programs(
     first = layers[start]
     again = stage.remat[start - stage.layers[0]] is not Remat.NONE
     unread = start == 0 and not (again and first.activation_bytes[Remat.NONE])
-    read, _ = held_bytes(chain, (start + unread, stop), stage.tensor, stage.dtype)
+    if stop <= chain.first_trained:
+        return {"forward": forward}
+    rest = (start + unread, stop)
+    read = held_bytes(chain, rest, stage.tensor, stage.dtype).handed
+    act *= start > chain.first_trained or not start
     backward = ProgramBytes(
         arguments_bytes=given - params + read + kept + out + grads,
         outputs_bytes=grads + act,

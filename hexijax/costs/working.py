@@ -104,7 +104,8 @@ class Working:
                 again, early, cotangents = read - kept, 0.0, new
         if policy is not Remat.FULL:
             kept, new = read, 1  # one program need not recompute, and XLA does not
-        weights = sum(p.inner * p.columns * p.count for p in layer.products if p.shared)
+        trained = (p for p in layer.products if p.shared and p.back > 1)
+        weights = sum(p.inner * p.columns * p.count for p in trained)
         return cls(
             kept=here(kept),
             apart=here(again + cotangents * widest + 2 * border),

@@ -24,7 +24,8 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
         batch: what a batch looks like, of any size; None: one of its data.
     """
     from hexijax.layers import kernels
-    from hexijax.runtime.engine import abstract_params
+    from hexijax.runtime.intake import abstract_params
+    from hexijax.runtime.trainable import frozen_names
 
     if batch is None and experiment.data is None:
         raise UserError(
@@ -36,14 +37,16 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
             f"The experiment {experiment.name!r} has no optimizer. Give it an optax "
             "gradient transformation, such as optax.adamw(1e-3)."
         )
+    abstract = abstract_params(experiment)
     return kernels.trace_chain(
         experiment.loss,
-        abstract_params(experiment),
+        abstract,
         next(experiment.data.batches(1)) if batch is None else batch,
         dtype=experiment.dtype,
         name=experiment.name,
         per_microbatch=experiment.per_microbatch,
         tokens_per_sample=experiment.tokens_per_sample,
+        frozen=frozen_names(experiment, abstract),
     )
 
 
@@ -61,18 +64,22 @@ def training_facts(experiment: Experiment) -> Training:
     """What the optimizer and the rules of a step ask of a plan."""
     import jax
 
-    from hexijax.runtime.engine import abstract_params
-    from hexijax.runtime.optimizer import Reach, classify
+    from hexijax.layers.names import flatten
+    from hexijax.runtime.intake import abstract_params
+    from hexijax.runtime.reach import Reach, classify, owner_of
+    from hexijax.runtime.trainable import frozen_names
 
     params = abstract_params(experiment)
-    state = jax.eval_shape(experiment.optimizer.init, params)
-    sizes = [
-        sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (state, params)
-    ]
+    frozen = frozen_names(experiment, params)
+    state = flatten(jax.eval_shape(experiment.optimizer.init, params))
+    sizes = {name: leaf.size for name, leaf in flatten(params).items()}
+    held = sum(x.size for k, x in state.items() if owner_of(k, sizes) not in frozen)
+    trained = sum(size for name, size in sizes.items() if name not in frozen)
+    reach = classify(experiment.optimizer, params, frozen=frozen)
     return Training(
         dtype=experiment.dtype,
-        moments=round(sizes[0] / max(1, sizes[1])),
-        whole_leaves=classify(experiment.optimizer, params) is Reach.PER_LEAF,
+        moments=round(held / max(1, trained)),
+        whole_leaves=reach is Reach.PER_LEAF,
         clip=experiment.clip_norm is not None,
         skip_nonfinite=experiment.skip_nonfinite,
         dynamic_scale=None

@@ -68,6 +68,7 @@ def make_segment(
         is_last=is_last,
         scalar_names=tuple(equations.outputs) if is_last else (),
         num_samples=num_samples,
+        hands_back=start > layering.first_trained,
         code=Code(
             like=equations.closed,
             h=h,

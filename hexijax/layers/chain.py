@@ -27,7 +27,10 @@ __all__ = [
     "Remat",
 ]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+
+READ_VERSIONS = (2, 3)
+"""Before 3 every parameter trained."""
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4,
@@ -37,7 +40,7 @@ ITEM_BYTES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One trainable array, or one layer's row of an array stacked over layers."""
+    """A parameter, or one layer's row of a parameter stacked over layers."""
 
     name: str
     """Global name: the path in the user's parameter tree, joined by '/'."""
@@ -53,6 +56,9 @@ class Leaf:
 
     tensor_dim: int | None = None
     """Dim split over the ``model`` axis at tensor degree > 1; None: held whole."""
+
+    trainable: bool = True
+    """Whether it has a gradient and is updated; else it is read, and stays as it is."""
 
     @functools.cached_property
     def id(self) -> str:
@@ -77,6 +83,15 @@ class Group:
 
     layers: tuple[int, ...]
     """Indices of the layers that use it, ascending; more than one means tied."""
+
+    def __post_init__(self) -> None:
+        kinds = {leaf.trainable for leaf in self.leaves}
+        assert len(kinds) <= 1, f"{self.name}: all of its leaves train, or none"
+
+    @functools.cached_property
+    def trainable(self) -> bool:
+        """Whether its leaves train."""
+        return all(leaf.trainable for leaf in self.leaves)
 
     @functools.cached_property
     def size(self) -> int:
@@ -143,6 +158,25 @@ class Chain:
         """Parameters of the model; a tied array counts once."""
         return sum(group.size for group in self.groups)
 
+    @property
+    def num_trained(self) -> int:
+        """Of them, those that train."""
+        return sum(group.size for group in self.groups if group.trainable)
+
+    @property
+    def first_trained(self) -> int:
+        """The first layer that uses a parameter that trains; no gradient goes further.
+
+        The number of layers where nothing trains.
+        """
+        used = (group.layers[0] for group in self.groups if group.trainable)
+        return min(used, default=len(self.layers))
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that do not train."""
+        return frozenset(leaf.name for leaf in self.leaves() if not leaf.trainable)
+
     def leaves(self) -> tuple[Leaf, ...]:
         """Every leaf once, in the order of first use."""
         return tuple(leaf for group in self.groups for leaf in group.leaves)
@@ -158,10 +192,11 @@ class Chain:
         Raises:
           ValueError: the format version is not this one's.
         """
-        if data.get("version") != FORMAT_VERSION:
+        if data.get("version") not in READ_VERSIONS:
+            known = " and ".join(map(str, READ_VERSIONS))
             raise ValueError(
                 f"The chain has format version {data.get('version')!r}; this hexijax "
-                f"reads version {FORMAT_VERSION}. Plan again to write a new one."
+                f"reads versions {known}. Plan again to write a new one."
             )
 
         def leaf(d: Mapping[str, Any]) -> Leaf:
@@ -186,12 +221,13 @@ class Chain:
         )
 
     def fingerprint(self) -> str:
-        """Twelve hex digits of what a plan depends on: names, shapes and the order.
+        """Twelve hex digits of what a plan depends on: names, shapes, the order, and
+        which parameters train.
 
         Costs are left out: another JAX version counts FLOPs a little differently, and
         the plan stays valid.
         """
-        facts = [
+        facts: list[Any] = [
             [(layer.name, layer.groups) for layer in self.layers],
             [
                 [(leaf.id, leaf.shape, leaf.dtype) for leaf in g.leaves]
@@ -199,6 +235,8 @@ class Chain:
             ],
             sorted((k, v.shape, v.dtype) for k, v in self.batch.items()),
         ]
+        if self.frozen:
+            facts.append(sorted(self.frozen))
         return _digest(json.dumps(facts))
 
 

@@ -38,6 +38,7 @@ class Figures:
     joined_bytes: int
     handed_bytes: int
     reads_input: tuple[Remat, ...]
+    backward: bool
 
 
 def layer_figures(model: "TracedModel", layer: int) -> Figures:
@@ -51,6 +52,9 @@ def layer_figures(model: "TracedModel", layer: int) -> Figures:
     texts = [jaxprs.canonical_text(p.closed, literals=False) for p in (h, k, run)]
     border_in, border_out = layering.borders[layer], layering.borders[layer + 1]
     edges = [str(v.aval) for v in (*border_in, *border_out)]
+    plain = model.segment(layer, layer + 1, (Remat.NONE,))
+    if not (plain.hands_back or layer == 0) or len(plain.trained) < len(plain.leaves):
+        edges.append(str((plain.trained_weights, plain.hands_back)))
     signature = jaxprs.digest(*texts, *edges)
     if signature not in model.measured:
         model.measured[signature] = _measure(model, layer, signature, h, k, run)
@@ -78,14 +82,17 @@ def _measure(
     made = trace.forward.jaxpr
     fused = Fusion.of(trace.forward, range(trace.num_out, len(made.outvars)))
     # What becomes of a weight's gradient is no sample's work.
-    num_gradients = sum(jaxprs.is_float(v.aval) for v in handed)
-    back = Fusion.of(trace.backward, range(num_gradients))
+    back = Fusion.of(trace.backward, range(plain.num_gradients))
     kept = fused.stored(made.outvars[trace.num_out + i] for i in trace.kept)
     joined = sum(n for v, n in kept.items() if v not in made.invars)
     is_last = layer + 1 == len(model.layering)
     border = () if is_last else model.layering.borders[layer + 1]
     whole = [v for v in border if not jaxprs.is_float(v.aval)]
     entry = sum(jaxprs.num_bytes(v.aval) for v in model.layering.borders[layer])
+    runs_back = plain.has_backward
+    if not runs_back:  # what a forward has alive, as far as its layer tells
+        sizes = sorted(jaxprs.num_bytes(v.aval) for e in made.eqns for v in e.outvars)
+        joined = sum(sizes[-2:])
 
     segments = {remat: model.segment(layer, layer + 1, (remat,)) for remat in Remat}
     reading = tuple(r for r, segment in segments.items() if segment.reads_act)
@@ -95,6 +102,8 @@ def _measure(
         return _each(kept + (entry if remat in reading else 0), samples)
 
     def handed_bytes(remat: Remat) -> int:
+        if layer and not plain.hands_back:
+            return 0  # such a backward is never split
         split = model.segment(layer, layer + 1, (remat,)).split
         return sum(_each(jaxprs.num_bytes(x), samples) for x in split.handed)
 
@@ -103,8 +112,13 @@ def _measure(
         batch=(),
         forward_flops=forward.flops / samples,
         # The prelude is linear as a rule: its transpose costs what it costs.
-        backward_flops=(backward.flops + prelude.flops) / samples,
-        products=find_products(made, made.invars[: len(handed)], samples),
+        backward_flops=(backward.flops + runs_back * prelude.flops) / samples,
+        products=find_products(
+            made,
+            dict(zip(made.invars[: len(handed)], plain.trained_weights, strict=True)),
+            samples,
+            backward=runs_back,
+        ),
         forward_bytes=fused.moved_bytes / samples,
         backward_bytes=back.moved_bytes / samples,
         border_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in border), samples),
@@ -113,6 +127,7 @@ def _measure(
         border_whole_bytes=_each(sum(jaxprs.num_bytes(v.aval) for v in whole), samples),
         joined_bytes=_each(joined + entry, samples),
         reads_input=reading,
+        backward=runs_back,
     )
 
 

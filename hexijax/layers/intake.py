@@ -6,7 +6,7 @@ The loss is traced on shapes alone. What it closed over becomes inputs, because 
 written into a program sit on one device and are printed into its text.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +25,16 @@ class TraceError(UserError):
 
 
 def loss_equations(
-    loss: Any, params: Any, batch: Mapping[str, Any], num_samples: int
+    loss: Any,
+    params: Any,
+    batch: Mapping[str, Any],
+    num_samples: int,
+    frozen: Collection[str] = (),
 ) -> Equations:
-    """The loss of ``num_samples`` samples as one flat program."""
+    """The loss of ``num_samples`` samples as one flat program.
+
+    ``frozen`` names the parameters that do not train.
+    """
     by_name = names.flatten(params)
     arrays = {k: _batch_struct(k, x, num_samples) for k, x in sorted(batch.items())}
     key_data = jax.eval_shape(
@@ -50,7 +57,7 @@ def loss_equations(
     inputs = iter(inlined.jaxpr.invars)
     leaves: dict[Any, Leaf] = {}
     paths: dict[Any, tuple[str, ...]] = {}
-    for leaf, path in _leaves(by_name, stacks):
+    for leaf, path in _leaves(by_name, stacks, frozen):
         v = next(inputs)
         leaves[v], paths[v] = leaf, path
     batch_vars = {next(inputs): k for k in arrays}
@@ -110,7 +117,9 @@ def _described(returned: Any) -> str:
 
 
 def _leaves(
-    by_name: Mapping[str, Any], stacks: Mapping[int, inline.Stack]
+    by_name: Mapping[str, Any],
+    stacks: Mapping[int, inline.Stack],
+    frozen: Collection[str],
 ) -> list[tuple[Leaf, tuple[str, ...]]]:
     """Each input leaf, with its path as if stacked layers were listed."""
     paths = [tuple(name.split("/")) for name in by_name]
@@ -119,13 +128,22 @@ def _leaves(
         scans.setdefault(stack.scan, []).append(paths[i])
     found = []
     for i, (name, x) in enumerate(by_name.items()):
-        dtype = np.dtype(x.dtype).name
+        dtype, trainable = np.dtype(x.dtype).name, name not in frozen
         if i not in stacks:
-            found.append((Leaf(name=name, shape=tuple(x.shape), dtype=dtype), paths[i]))
+            leaf = Leaf(
+                name=name, shape=tuple(x.shape), dtype=dtype, trainable=trainable
+            )
+            found.append((leaf, paths[i]))
             continue
         depth = _common_depth(scans[stacks[i].scan])
         for row in range(stacks[i].length):
-            leaf = Leaf(name=name, shape=(1, *x.shape[1:]), dtype=dtype, row=row)
+            leaf = Leaf(
+                name=name,
+                shape=(1, *x.shape[1:]),
+                dtype=dtype,
+                row=row,
+                trainable=trainable,
+            )
             found.append((leaf, (*paths[i][:depth], str(row), *paths[i][depth:])))
     return found
 

@@ -8,7 +8,7 @@ shapes. A layer that differs carries both figures; costs choose by kind.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from hexijax import compat
@@ -27,6 +27,7 @@ def trace_chain(
     name: str = "model",
     per_microbatch: bool = False,
     tokens_per_sample: int = 1,
+    frozen: Collection[str] = (),
 ) -> Chain:
     """Traces ``loss`` on shapes, at a microbatch of one sample.
 
@@ -38,6 +39,7 @@ def trace_chain(
         name: of the model, for people.
         per_microbatch: allow a loss that is no sum over samples.
         tokens_per_sample: for people.
+        frozen: names of parameters that do not train.
 
     Raises:
         TraceError: see `trace_model`.
@@ -51,6 +53,7 @@ def trace_chain(
             microbatch_size=1,
             name=name,
             per_microbatch=per_microbatch or not checked,
+            frozen=frozen,
         )
 
     if not isinstance(loss, ModelLoss):

@@ -50,10 +50,21 @@ class Product:
     fused: bool = False
     """Part of a fused attention kernel: its result never reaches memory."""
 
+    back: int = 2
+    """Operands whose gradients its backward makes: both, or the left one alone where
+    the right is a weight that does not train, or none where no backward runs."""
+
     @property
     def flops(self) -> float:
         """Operations for one sample; a multiply-add counts two."""
         return 2.0 * self.rows * self.inner * self.columns * self.count
+
+    @property
+    def backward_flops(self) -> float:
+        """The same of its backward."""
+        if self.fused:
+            return self.flops * BACKWARD_PRODUCTS if self.back else 0.0
+        return self.flops * self.back
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +126,10 @@ class Layer:
     """Ids of leaves it is handed in their own dtype: tables, whose rows are looked up
     before they are cast."""
 
+    backward: bool = True
+    """Whether its backward runs: it does not before the first layer whose parameters
+    train."""
+
     fused: "Layer | None" = None
     """The same layer under cuDNN's fused attention, which neither keeps nor moves the
     scores; None: it has no such attention, or cuDNN refuses it."""
@@ -122,8 +137,11 @@ class Layer:
     @property
     def weight_share(self) -> float:
         """Of its backward's operations, those of the weight part where it is split."""
-        flops = sum(p.flops for p in self.products if p.shared)
-        return min(flops / self.backward_flops, 1.0) if flops else 0.5
+        shared = [p for p in self.products if p.shared]
+        flops = sum(p.flops for p in shared if p.back > 1)
+        if flops:
+            return min(flops / self.backward_flops, 1.0)
+        return 0.0 if shared else 0.5
 
     def under(self, *, fused_attention: bool) -> "Layer":
         """The figures on a kind that runs fused attention, or on one that does not."""

@@ -10,6 +10,9 @@ from hexijax.layers.equations import Equations
 UNUSED = "unused"
 """Group of the parameters that no layer reads; the last layer holds it."""
 
+FROZEN = ".frozen"
+"""Ends the name of a layer's parameters that do not train, where others of it do."""
+
 
 class Layering:
     """Layers of a flat program, by index."""
@@ -59,17 +62,22 @@ class Layering:
                     users.setdefault(v, []).append(i)
         first = self.equations.first_use
         order = sorted(users, key=lambda v: first.get(v, len(self.equations.eqns)))
-        members: dict[tuple[int, ...], list[Any]] = {}
+        members: dict[tuple[tuple[int, ...], bool], list[Any]] = {}
         for v in order:
-            members.setdefault(tuple(users[v]), []).append(v)
+            members.setdefault((tuple(users[v]), params[v].trainable), []).append(v)
         found = []
-        for layers, variables in members.items():
+        for (layers, trainable), variables in members.items():
             tied = len(layers) > 1
             name = params[variables[0]].id if tied else self.names[layers[0]]
+            if not (tied or trainable) and (layers, True) in members:
+                name += FROZEN
             found.append((name, layers, variables))
-        unused = [v for v in params if v not in users]
-        if unused:
-            found.append((UNUSED, (len(self) - 1,), unused))
+        for trainable in (True, False):
+            unused = [v for v in params if v not in users]
+            unused = [v for v in unused if params[v].trainable is trainable]
+            if unused:
+                name = UNUSED if trainable else UNUSED + FROZEN
+                found.append((name, (len(self) - 1,), unused))
         return tuple(
             (
                 Group(name=name, leaves=tuple(params[v] for v in vs), layers=layers),
@@ -77,6 +85,12 @@ class Layering:
             )
             for name, layers, vs in found
         )
+
+    @functools.cached_property
+    def first_trained(self) -> int:
+        """The first layer with a parameter that trains; no gradient goes further."""
+        used = (group.layers[0] for group, _ in self.groups if group.trainable)
+        return min(used, default=len(self))
 
     def groups_of(self, start: int, stop: int) -> list[tuple[Group, tuple[Any, ...]]]:
         """Groups that layers [start, stop) read."""

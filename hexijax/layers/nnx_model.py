@@ -102,6 +102,13 @@ class NnxLoss(ModelLoss):
         """The same tree, as shapes; nothing is computed."""
         return nnx.to_pure_dict(self._split[1])
 
+    def variable_kinds(self) -> dict[str, type]:
+        """The kind of variable that each parameter is, by path."""
+        return {
+            "/".join(map(str, path)): getattr(variable, "type", type(variable))
+            for path, variable in _flat_state(self._split[1])
+        }
+
     def merge(self, params: Any) -> Any:
         """The module holding ``params``."""
         return self._merge(params, jax.random.key(0))

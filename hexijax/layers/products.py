@@ -8,7 +8,7 @@ count as the products they are lowered to.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hexijax import compat
@@ -20,19 +20,21 @@ ATTENTION_FORWARD, ATTENTION_BACKWARD = "attention_fwd", "attention_bwd"
 
 
 def find_products(
-    jaxpr: Any, weights: Collection[Any], samples: int
+    jaxpr: Any, weights: Mapping[Any, bool], samples: int, *, backward: bool = True
 ) -> tuple[Product, ...]:
     """Products of a forward over ``samples`` samples, per sample.
 
-    ``weights`` are inputs that depend on parameters alone.
+    ``weights`` are inputs that depend on parameters alone, each with whether any of
+    these trains; ``backward``: whether one runs.
     """
     counted: dict[tuple[Any, ...], float] = {}
-    for (rows, inner, columns, shared, fused), count in _walk(jaxpr, set(weights)):
+    for found, count in _walk(jaxpr, dict(weights)):
+        rows, inner, columns, shared, fused, back = found
         if shared:
             rows = -(-rows // samples)
         else:
             count /= samples
-        key = (rows, inner, columns, shared, fused)
+        key = (rows, inner, columns, shared, fused, back if backward else 0)
         counted[key] = counted.get(key, 0.0) + count
     return tuple(
         Product(
@@ -42,21 +44,25 @@ def find_products(
             count=count,
             shared=shared,
             fused=fused,
+            back=back,
         )
-        for (rows, inner, columns, shared, fused), count in counted.items()
+        for (rows, inner, columns, shared, fused, back), count in counted.items()
     )
 
 
-def _walk(jaxpr: Any, weights: set[Any]) -> Iterator[tuple[tuple[Any, ...], float]]:
+def _walk(
+    jaxpr: Any, weights: dict[Any, bool]
+) -> Iterator[tuple[tuple[Any, ...], float]]:
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         reads = jaxprs.variables(eqn.invars)
         if reads and all(v in weights for v in reads):
-            weights.update(eqn.outvars)
+            trained = any(weights[v] for v in reads)
+            weights.update(dict.fromkeys(eqn.outvars, trained))
         if name == "dot_general":
             yield _dot(eqn, weights), 1.0 * _batch(eqn)
         elif name == "conv_general_dilated":
-            yield _conv(eqn), 1.0
+            yield _conv(eqn, weights), 1.0
         elif ATTENTION_FORWARD in name:
             yield _attention(eqn)
         for inner, times in inner_programs(eqn):
@@ -65,12 +71,21 @@ def _walk(jaxpr: Any, weights: set[Any]) -> Iterator[tuple[tuple[Any, ...], floa
                 yield key, count * times
 
 
-def _passed(inner: Any, outer: Any, weights: set[Any]) -> set[Any]:
+def _passed(inner: Any, outer: Any, weights: Mapping[Any, bool]) -> dict[Any, bool]:
     """The inputs of an inner program that are weights, where they are its caller's."""
     if len(inner) != len(outer):
-        return set()
-    pairs = zip(inner, outer, strict=True)
-    return {v for v, x in pairs if not jaxprs.is_literal(x) and x in weights}
+        return {}
+    pairs = [(v, x) for v, x in zip(inner, outer, strict=True) if _is_in(x, weights)]
+    return {v: weights[x] for v, x in pairs}
+
+
+def _is_in(atom: Any, weights: Mapping[Any, bool]) -> bool:
+    return not jaxprs.is_literal(atom) and atom in weights
+
+
+def _back(operand: Any, weights: Mapping[Any, bool]) -> int:
+    """Gradients that a backward makes: one beside a weight that does not train."""
+    return 2 if not _is_in(operand, weights) or weights[operand] else 1
 
 
 def inner_programs(eqn: Any) -> list[tuple[Any, int]]:
@@ -97,28 +112,30 @@ def _batch(eqn: Any) -> int:
     return math.prod(eqn.invars[0].aval.shape[d] for d in batch)
 
 
-def _dot(eqn: Any, weights: set[Any]) -> tuple[Any, ...]:
+def _dot(eqn: Any, weights: Mapping[Any, bool]) -> tuple[Any, ...]:
     left, right = eqn.invars
     (contract, _), (batch, _) = eqn.params["dimension_numbers"]
     inner = math.prod(left.aval.shape[d] for d in contract)
     rows = left.aval.size // max(1, inner * _batch(eqn))
     columns = right.aval.size // max(1, inner * _batch(eqn))
-    if not jaxprs.is_literal(left) and left in weights:
-        rows, columns = columns, rows
-    return rows, inner, columns, not batch, False
+    weight = right
+    if _is_in(left, weights):
+        rows, columns, weight = columns, rows, left
+    return rows, inner, columns, not batch, False, _back(weight, weights)
 
 
-def _conv(eqn: Any) -> tuple[Any, ...]:
+def _conv(eqn: Any, weights: Mapping[Any, bool]) -> tuple[Any, ...]:
     kernel, out = eqn.invars[1].aval, eqn.outvars[0].aval
     columns = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
-    return out.size // columns, kernel.size // columns, columns, True, False
+    back = _back(eqn.invars[1], weights)
+    return out.size // columns, kernel.size // columns, columns, True, False, back
 
 
 def _attention(eqn: Any) -> tuple[tuple[Any, ...], float]:
     """Scores and mixing; a causal kernel skips what is masked, half of both."""
     queries, keys, heads, inner, num = attention_shape(eqn)
     half = 0.5 if "CAUSAL" in str(eqn.params["mask_type"]) else 1.0
-    return (queries, inner, keys, False, True), 2.0 * heads * num * half
+    return (queries, inner, keys, False, True, 2), 2.0 * heads * num * half
 
 
 def attention_shape(eqn: Any) -> tuple[int, int, int, int, int]:
@@ -131,7 +148,7 @@ def attention_shape(eqn: Any) -> tuple[int, int, int, int, int]:
 
 def attention_flops(eqn: Any) -> float:
     """Operations of one of cuDNN's attention kernels."""
-    (queries, inner, keys, _, _), count = _attention(eqn)
+    (queries, inner, keys, *_), count = _attention(eqn)
     backward = ATTENTION_BACKWARD in eqn.primitive.name
     times = BACKWARD_PRODUCTS if backward else 1.0
     return 2.0 * queries * inner * keys * count * times

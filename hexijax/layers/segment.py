@@ -9,6 +9,9 @@ or, in two parts, the second at any time after the first:
     backward_input(params, act, batch, residuals, cotangents) -> d_act, made
     backward_weight(params, batch, handed)                    -> d_params
 
+``d_params`` are the gradients of the parameters that train; ``d_act`` is empty where
+none before the segment does.
+
 All are to be traced under `jit`, on the arrays of one lane. ``out`` is the tuple
 of arrays at the last border; for the last segment a dict of float32 scalars.
 
@@ -92,13 +95,28 @@ class Segment:
     num_samples: int
     """Samples of one lane's microbatch, as traced."""
 
+    hands_back: bool = True
+    """Whether parameters before it train, so that cotangents leave its first border."""
+
     code: Code = dataclasses.field(repr=False)
     """The equations."""
 
     @property
     def float_in(self) -> tuple[int, ...]:
         """Positions in ``border_in`` that have a cotangent."""
+        if not self.hands_back:
+            return ()
         return tuple(i for i, x in enumerate(self.border_in) if jaxprs.is_float(x))
+
+    @functools.cached_property
+    def trained(self) -> tuple[int, ...]:
+        """Positions in ``leaves`` that have a gradient."""
+        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.trainable)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is anything to differentiate."""
+        return self.hands_back or bool(self.trained)
 
     @property
     def float_out(self) -> tuple[int, ...]:
@@ -113,6 +131,8 @@ class Segment:
         texts = [jaxprs.canonical_text(program) for program in programs]
         wiring = (self.param_dtypes, self.batch, self.consts, self.scalar_names)
         kept = (trace.given, trace.derived, trace.kept, code.wiring())
+        if len(self.trained) < len(self.leaves) or not self.hands_back:
+            kept = (*kept, self.trained, self.hands_back)
         return jaxprs.digest(*texts, repr(wiring), repr(kept))
 
     @property
@@ -161,7 +181,7 @@ class Segment:
         residuals: Sequence[Any],
         cotangents: Any,
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Gradients of the handed parameters, and cotangents of the float inputs.
+        """Gradients of parameters that train, and cotangents of the float inputs.
 
         ``cotangents``: one a float array at the last border, or the float32 scalar that
         multiplies the gradient of ``sum``.
@@ -170,8 +190,8 @@ class Segment:
         flat = [full[i] for i in range(len(full))]
         seeds = self._seeds(cotangents)
         made = core.jaxpr_as_fun(self._trace.backward)(*flat, *seeds)
-        d_params = self._h_transpose(params, batch, made[: self._num_d_h])
-        return d_params, tuple(made[self._num_d_h :])
+        d_params = self._h_transpose(params, batch, made[: self.num_gradients])
+        return d_params, tuple(made[self.num_gradients :])
 
     def backward_input(
         self,
@@ -195,7 +215,7 @@ class Segment:
     def backward_weight(
         self, params: Sequence[Any], batch: Mapping[str, Any], handed: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Gradients of the handed parameters."""
+        """Gradients of the parameters that train."""
         split = self.split
         absent = [None] * len(self.border_in)
         full = self._full(params, absent, batch)
@@ -208,7 +228,7 @@ class Segment:
         """The backward in two parts."""
         return Split.of(
             self._trace,
-            num_h=self._num_d_h,
+            num_h=self.num_gradients,
             num_act=len(self.border_in),
             is_last=self.is_last,
         )
@@ -216,8 +236,36 @@ class Segment:
     # The pieces in between.
 
     @property
-    def _num_d_h(self) -> int:
-        return sum(jaxprs.is_float(v.aval) for v in self.code.h.outvars)
+    def num_gradients(self) -> int:
+        """Arrays of gradients that the backward begins with, before the prelude's."""
+        return len(self._trained_h)
+
+    @functools.cached_property
+    def trained_weights(self) -> tuple[bool, ...]:
+        """Of each result of the parameters' prelude, whether a parameter that trains is
+        behind it."""
+        h, params = self.code.h, self.code.params
+        ids = {self.leaves[i].id for i in self.trained}
+        jaxpr = h.closed.jaxpr
+        behind = {
+            v
+            for v, given in zip(jaxpr.invars, h.invars, strict=True)
+            if params.get(given) in ids
+        }
+        for eqn in jaxpr.eqns:
+            if not behind.isdisjoint(jaxprs.variables(eqn.invars)):
+                behind.update(eqn.outvars)
+        return tuple(not jaxprs.is_literal(v) and v in behind for v in jaxpr.outvars)
+
+    @functools.cached_property
+    def _trained_h(self) -> tuple[int, ...]:
+        """Positions of the float ones among them."""
+        outvars = self.code.h.outvars
+        return tuple(
+            i
+            for i, trained in enumerate(self.trained_weights)
+            if trained and jaxprs.is_float(outvars[i].aval)
+        )
 
     def _full(
         self, params: Sequence[Any], act: Sequence[Any], batch: Mapping[str, Any]
@@ -250,10 +298,8 @@ class Segment:
     def _h_transpose(
         self, params: Sequence[Any], batch: Mapping[str, Any], d_h: Sequence[Any]
     ) -> tuple[Any, ...]:
-        at = [i for i, p in enumerate(params) if jaxprs.is_float(p)]
-        floats = [
-            i for i, v in enumerate(self.code.h.outvars) if jaxprs.is_float(v.aval)
-        ]
+        at = [i for i in self.trained if jaxprs.is_float(params[i])]
+        floats = self._trained_h
 
         def prelude(chosen: Sequence[Any]) -> list[Any]:
             merged = list(params)
@@ -264,10 +310,9 @@ class Segment:
 
         _, transpose = jax.vjp(prelude, [params[i] for i in at])
         gradients = dict(zip(at, transpose(list(d_h))[0], strict=True))
-        zeros = [gradients.get(i) for i in range(len(params))]
         return tuple(
-            jnp.zeros_like(p) if d is None else d
-            for p, d in zip(params, zeros, strict=True)
+            gradients[i] if i in gradients else jnp.zeros_like(params[i])
+            for i in self.trained
         )
 
     def _extra(self, batch: Mapping[str, Any]) -> list[Any]:
@@ -320,8 +365,9 @@ class Segment:
         ]
         h, k = ([jaxprs.struct(v.aval) for v in p.outvars] for p in (code.h, code.k))
         act = [jaxprs.struct(v.aval) for v in code.act]
-        in_h = [i for i, x in enumerate(h) if jaxprs.is_float(x)]
+        in_h = self._trained_h
         out = (0,) if self.is_last else self.float_out
+        any_float = bool(in_h) or bool(self.float_in)
         tree: list[Any] = []
 
         def forward(h: Any, k: Any, extra: Any, act: Any) -> Any:
@@ -335,6 +381,8 @@ class Segment:
                 return [values[i] for i in out], values
 
             floats = [h[i] for i in in_h], [act[i] for i in self.float_in]
+            if not any_float:
+                return run(*floats)[1], list[Any]()
             _, vjp, values = jax.vjp(run, *floats, has_aux=True)
             leaves, structure = jax.tree.flatten(vjp)
             tree.append(structure)
@@ -349,7 +397,9 @@ class Segment:
             else [self.border_out[i] for i in out]
         )
         backward = jax.make_jaxpr(
-            lambda leaves, seeds: jax.tree.unflatten(tree[0], leaves)(seeds)
+            lambda leaves, seeds: (
+                jax.tree.unflatten(tree[0], leaves)(seeds) if any_float else []
+            )
         )(leaves, seeds)
         return Trace.of(traced, backward, num_out, num_h=len(h), num_k=len(k))
 

@@ -11,7 +11,7 @@ is taken at one lane's microbatch, because shapes are fixed in it.
 import dataclasses
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ def trace_model(
     name: str = "model",
     per_microbatch: bool = False,
     padded: bool = False,
+    frozen: Collection[str] = (),
 ) -> "TracedModel":
     """Traces ``loss`` and cuts it into layers.
 
@@ -51,17 +52,18 @@ def trace_model(
         per_microbatch: allow a loss that is no sum over samples.
         padded: microbatches may hold padding; a loss that returns scalars is then
             taken sample by sample.
+        frozen: names of parameters that do not train.
 
     Raises:
         TraceError: the loss does not have the form above, or (unless
             ``per_microbatch``) is no sum over samples.
     """
     params = jax.tree.map(jaxprs.struct, params)
-    equations = loss_equations(loss, params, batch, microbatch_size)
+    equations = loss_equations(loss, params, batch, microbatch_size, frozen)
     notes = () if per_microbatch else _check_samples(loss, params, batch)
     if padded and any(x.aval.ndim == 0 for x in equations.outputs.values()):
         loss = per_sample(loss)
-        equations = loss_equations(loss, params, batch, microbatch_size)
+        equations = loss_equations(loss, params, batch, microbatch_size, frozen)
     return TracedModel(
         loss=loss,
         params=params,

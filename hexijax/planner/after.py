@@ -70,7 +70,8 @@ class After:
     def __init__(self, chain: Chain, network: Network, moments: int) -> None:
         self._network, self._moments = network, moments
         self._num_layers = len(chain.layers)
-        self._tied = [g for g in chain.groups if len(g.layers) > 1]
+        tied = (g for g in chain.groups if len(g.layers) > 1)
+        self._tied = [g for g in tied if g.trainable]
         self._names: list[str] = []
         self._ids: dict[str, int] = {}
 
@@ -243,7 +244,7 @@ class After:
         return Programs(cut_s=cut_s + count * CALL_S, update_s=update_s, join_s=join_s)
 
     def _parts(self, fit: Fitted, k: int, mesh: Mesh) -> list[tuple[Layers, float]]:
-        """Parameters of a stage on one device, by the layers that use them.
+        """Parameters of a stage on one device that train, by the layers that use them.
 
         What layers of several stages share is summed over all of these.
         """

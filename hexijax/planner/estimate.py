@@ -19,7 +19,7 @@ from hexijax.costs.memory import (
     MOMENTS,
     STATE_BYTES,
     shard_size,
-    stage_groups,
+    trained_groups,
 )
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
@@ -130,7 +130,7 @@ def _sync_s(
     num_replicas = len(plan.replicas)
     for r, replica in enumerate(plan.replicas):
         for stage, stage_s in zip(replica.stages, replicas[r].stage_s, strict=True):
-            groups = stage_groups(chain, stage.layers)
+            groups = trained_groups(chain, stage.layers)
             params = sum(shard_size(group, stage.tensor) for group in groups)
             num_bytes = params * (GRAD_BYTES + ITEM_BYTES[stage.dtype])
             link = mesh_shape(cluster, stage).link
@@ -171,7 +171,7 @@ def _update_s(plan: Plan, chain: Chain, cluster: Cluster, moments: int) -> float
     per_param = 2 * STATE_BYTES * (1 + moments) + GRAD_BYTES + STATE_BYTES
     longest_s = 0.0
     for _, stage in plan.stages():
-        params = sum(group.size for group in stage_groups(chain, stage.layers))
+        params = sum(group.size for group in trained_groups(chain, stage.layers))
         held = params / len(stage.devices) / len(plan.replicas)
         profile = cluster.device(stage.devices[0]).profile
         longest_s = max(longest_s, held * per_param / profile.memory_bytes_per_s)

@@ -4,7 +4,7 @@ import collections
 from collections.abc import Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import layer_params
+from hexijax.costs.activations import held_bytes, layer_params
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import PlanError
@@ -26,8 +26,8 @@ def explain_infeasible(
 ) -> str:
     """What the model needs at least, what the devices have, and a way out."""
     item = min(ITEM_BYTES[compute_dtype(dtype, d)] for d in cluster.devices)
-    per_param = item + GRAD_BYTES + STATE_BYTES * (1 + options.moments)
-    need = chain.num_params * per_param
+    trained_bytes = GRAD_BYTES + STATE_BYTES * (1 + options.moments)
+    need = chain.num_params * item + chain.num_trained * trained_bytes
     have = sum(device.usable_memory_bytes for device in cluster.devices)
     kinds = collections.Counter(
         (device.kind, device.usable_memory_bytes) for device in cluster.devices
@@ -44,11 +44,15 @@ def explain_infeasible(
         f"({devices})."
     )
     if need <= have:
-        sizes = layer_params(chain, 1)
-        largest = max(range(num_layers), key=lambda i: sizes[i])
+        sizes = [held_bytes(chain, (i, i + 1), 1, dtype) for i in range(num_layers)]
+        trained = layer_params(chain, 1)
+        each = [
+            h.handed + n * trained_bytes for h, n in zip(sizes, trained, strict=True)
+        ]
+        largest = max(range(num_layers), key=lambda i: each[i])
         head += (
             f" Activations come on top, and layers are not cut: the largest, "
-            f"{chain.layers[largest].name}, alone takes {sizes[largest] * per_param:,} "
+            f"{chain.layers[largest].name}, alone takes {each[largest]:,} "
             "where its state is not spread."
         )
     why = f" The last layout was refused because: {reasons[-1]}" if reasons else ""

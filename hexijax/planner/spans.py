@@ -100,9 +100,10 @@ class LayerArrays:
         self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
         self.temp_factor = temp_factor(mesh.profile, dtype)
         held = [
-            held_bytes(chain, (i, i + 1), tensor, dtype)[0] for i in range(len(layers))
+            held_bytes(chain, (i, i + 1), tensor, dtype) for i in range(len(layers))
         ]
-        self.held_L = np.array(held, float)
+        self.held_L = np.array([x.handed for x in held], float)
+        self.trained_L = np.array([x.trained for x in held], float)
         self.params_L = np.array(layer_params(chain, tensor), float)
         self.whole_params_L = np.array(layer_params(chain, 1), float)
         self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
@@ -149,7 +150,8 @@ class LayerArrays:
         self.largest_FS = _span_max(self.params_L)
         self.whole_params_FS = _span_sums(self.whole_params_L)
         self.held_FS = _span_sums(self.held_L)
-        self.most_held_FS = _span_max(self.held_L)
+        self.trained_FS = _span_sums(self.trained_L)
+        self.most_trained_FS = _span_max(self.trained_L)
         self.handed_FS = _span_sums(self.handed_L)
         self.working_FS = _span_max(self.working_L)
         self.most_entering_FS = _span_max(self.enter_S[:-1])
@@ -185,7 +187,7 @@ class LayerArrays:
         self.all_handed = float(self.handed_L.sum())
         self.most_params = float(self.params_L.max())
         self.most_entering = float(self.enter_S.max())
-        within = self.all_held + float(self.working_L.max())
+        within = float(self.trained_L.sum()) + float(self.working_L.max())
         within += float(self.early_L.sum())
         self.all_within = self.temp_factor * within + self.scratch_bytes
 
@@ -269,7 +271,7 @@ class _Fixed:
         most = load.per_segment or len(arrays.params_L)
         segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
         waiting = min(most, arrays.waiting_layers)
-        segment_FS = np.minimum(arrays.held_FS, arrays.most_held_FS * waiting)
+        segment_FS = np.minimum(arrays.trained_FS, arrays.most_trained_FS * waiting)
         early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
         temp_FS = segment_FS + early_FS + arrays.working_FS
         # A bucket's boxes at home, of which no device has more than its whole gradient.
@@ -319,7 +321,7 @@ class SpanTable:
     """How many take it."""
 
     params_FS: Float[np.ndarray, "layers stops"]
-    """Parameters on one device."""
+    """Parameters on one device that train."""
 
     policies: tuple[Remat, ...]
     """Those to choose from."""

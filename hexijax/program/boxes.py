@@ -62,7 +62,12 @@ def _reads(stage: tuple[int, int], layers: tuple[int, ...]) -> bool:
 
 
 def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], ...]:
-    """Places that hold a group's state, with shares that sum to 1; none is 0."""
+    """Places that hold a group's state, with shares that sum to 1; none is 0.
+
+    What does not train is no state to divide: its first user holds it.
+    """
+    if not group.trainable:
+        return ((users(plan, group)[0], 1.0),)
     named = [s for s in plan.state if group.name in s.groups]
     shares = (named or [s for s in plan.state if "*" in s.groups])[-1:]
     given = dict(shares[0].shares) if shares else {}

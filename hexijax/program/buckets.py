@@ -4,8 +4,8 @@
 
 A program call costs about the same whatever its size, and small collectives use little
 of a link: a card that ran a call a layer stood idle for a tenth of its step. A bucket
-joins groups that the same segments use and the same homes hold. It ends where its
-copies in flight would cost memory worth having.
+joins groups that the same segments use and the same homes hold, and that train, or do
+not. It ends where its copies in flight would cost memory worth having.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     for group in chain.groups:
         users = _users(segments_L, group)
         stages = {place for place, _ in users}
-        key = (users, _share(plan, group))
+        key = (users, _share(plan, group), group.trainable)
         at = open_at.get(key)
         limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
         if at is None or sizes[at] + group.size > limit:

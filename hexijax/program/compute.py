@@ -2,8 +2,12 @@
 
     Plan, Chain, schedules -> streams of instructions
 
-A stage's segments go forward in order and backward in reverse, whole or in parts. An
-Act or Cot is read where it is needed, whoever wrote it: the next pass adds the moves.
+A stage's segments go forward in order and backward in reverse, whole or in parts.
+Before the first layer whose parameters train nothing goes backward: such a segment
+keeps nothing, and its stage's turns to go backward only hold its forwards back. A
+segment goes backward in parts where each has work: weights that train, and a border to
+hand cotangents to. An Act or Cot is read where it is needed, whoever wrote it: the next
+pass adds the moves.
 """
 
 from collections.abc import Sequence
@@ -25,6 +29,9 @@ from hexijax.program.schedules import Turn, Way, schedule_replica
 
 Streams = tuple[tuple[Instruction, ...], ...]
 
+Waits = tuple[tuple[Instruction, Instruction], ...]
+"""Pairs of which the first comes before the second, though that reads nothing of it."""
+
 PARTS = {Way.BACKWARD: Part.BOTH, Way.INPUT: Part.INPUT, Way.WEIGHT: Part.WEIGHT}
 
 
@@ -34,10 +41,18 @@ def compute(
     groups: Sequence[Group] | None = None,
     *,
     evaluation: bool = False,
-) -> Streams:
-    """One stream for each stage, or for each set of devices that stages share."""
+) -> tuple[Streams, Waits]:
+    """One stream for each stage, or for each set of devices that stages share.
+
+    With them what a forward waits for that has no backward of its stage before it: the
+    backward of that turn on the first stage that has one. Without it the stage would
+    run ahead, and what it sends would fill the next one's memory.
+    """
     groups = buckets(plan, chain) if groups is None else tuple(groups)
     streams: list[tuple[Instruction, ...]] = []
+    held_back: list[tuple[int, int, Instruction]] = []
+    backwards: dict[tuple[int, int], Instruction] = {}
+    trained = chain.first_trained
     for r, replica in enumerate(plan.replicas):
         batch = batch_places(plan, chain, r)
         stages: list[list[_Segment]] = []
@@ -54,15 +69,33 @@ def compute(
                     groups=segment_buckets(groups, (first, stop)),
                     sums=sums,
                     batch=place in batch,
-                    grad=not evaluation,
+                    grad=not evaluation and stop > trained,
+                    hands_back=first > trained,
                 )
                 segments.append(segment)
             stages.append(segments)
         for stream in schedule_replica(replica, plan.schedule, evaluation=evaluation):
-            streams.append(
-                tuple([i for turn in stream for i in _run(stages[turn.stage], turn)])
-            )
-    return tuple(streams)
+            made: list[Instruction] = []
+            due: list[int] = []
+            for turn in stream:
+                run = _run(stages[turn.stage], turn)
+                if not run:
+                    due += [turn.microbatch] * (turn.way is not Way.WEIGHT)
+                    continue
+                held_back += [(r, m, run[0]) for m in due]
+                due = []
+                if isinstance(run[-1], Backward):
+                    first = backwards.get((r, turn.microbatch))
+                    if first is None or _stage(run[-1]) < _stage(first):
+                        backwards[r, turn.microbatch] = run[-1]
+                made += run
+            streams.append(tuple(made))
+    return tuple(streams), tuple((backwards[r, m], i) for r, m, i in held_back)
+
+
+def _stage(instruction: Instruction) -> int:
+    assert isinstance(instruction, Backward)
+    return int(instruction.place.split(".s")[1])
 
 
 def batch_places(plan: Plan, chain: Chain, replica: int) -> tuple[Place, ...]:
@@ -84,7 +117,8 @@ def _run(segments: Sequence["_Segment"], turn: Turn) -> Sequence[Instruction]:
     if way is Way.FORWARD:
         return [segment.forward(microbatch) for segment in segments]
     part = PARTS[way]
-    return [segment.backward(microbatch, part) for segment in reversed(segments)]
+    made = (segment.backward(microbatch, part) for segment in reversed(segments))
+    return [instruction for instruction in made if instruction is not None]
 
 
 class _Segment:
@@ -101,18 +135,21 @@ class _Segment:
         sums: dict[str, Read],
         batch: bool,
         grad: bool,
+        hands_back: bool,
     ) -> None:
         """A segment of layers ``first`` up to ``stop``; None: up to the loss.
 
-        ``sums`` are the stage's gradients so far: segments may share a group.
+        ``sums`` are the stage's gradients so far: segments may share a group. ``grad``:
+        it has a backward, which ``hands_back`` cotangents.
         """
         self._place, self._segment = place, segment
         self._first, self._stop = first, stop
         self._groups = [group.name for group in groups]
+        self._trained = [group.name for group in groups if group.trainable]
         self._params = [Read(names.param(place, group)) for group in self._groups]
         self._inputs: dict[int, list[Read]] = {}
         self._sums = sums
-        self._batch, self._grad = batch, grad
+        self._batch, self._grad, self._hands_back = batch, grad, hands_back
 
     def _reads(self, microbatch: int) -> list[Read]:
         """What both directions read: parameters, the first border, the batch."""
@@ -142,8 +179,14 @@ class _Segment:
             grad=self._grad,
         )
 
-    def backward(self, microbatch: int, part: Part) -> Backward:
-        """One microbatch backward, or a part of that."""
+    def backward(self, microbatch: int, part: Part) -> Backward | None:
+        """One microbatch backward, or a part of that; None: there is nothing to do."""
+        if not self._grad:
+            return None
+        if part is not Part.BOTH and not (self._trained and self._hands_back):
+            if part is Part.WEIGHT:
+                return None
+            part = Part.BOTH
         place, stop = self._place, self._stop
         reads = self._reads(microbatch).copy()
         writes: list[Buffer] = []
@@ -153,7 +196,7 @@ class _Segment:
                 reads.append(Read(names.seed(place)))
             else:
                 reads.append(Read(names.cot(place, stop, microbatch)))
-            if self._first > 0:
+            if self._hands_back:
                 writes.append(names.cot(place, self._first, microbatch))
         if part is not Part.BOTH:
             handed = names.weight_res(place, self._segment, microbatch)
@@ -163,7 +206,7 @@ class _Segment:
                 reads = [r for r in reads if r.buffer.kind is not Kind.ACT]
                 reads.append(Read(handed))
         if part is not Part.INPUT:
-            for group in self._groups:
+            for group in self._trained:
                 count = 0
                 if group in self._sums:
                     reads.append(self._sums[group])

@@ -78,8 +78,12 @@ def linearise(
     others: Sequence[Instruction],
     loads: Sequence[Load],
     costs: Costs,
+    waits: Sequence[tuple[Instruction, Instruction]] = (),
 ) -> tuple[Instruction, ...]:
-    """All instructions, each once, by start; equal input gives equal order."""
+    """All instructions, each once, by start; equal input gives equal order.
+
+    ``waits`` are pairs of the streams of which the first comes first.
+    """
     jobs = [instr for stream in streams for instr in stream]
     jobs += [instr for instr in others if not isinstance(instr, Send)]
     writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
@@ -103,6 +107,10 @@ def linearise(
                 loads_of.setdefault(i, []).append(loaded[buffer])
     for before, after in _in_turn(jobs):
         followers[before].append(after)
+    if waits:
+        number = {id(instr): i for i, instr in enumerate(jobs)}
+        for before, after in waits:
+            followers[number[id(before)]].append(number[id(after)])
     start = 0
     for stream in streams:
         for i in range(start + 1, start + len(stream)):

@@ -81,7 +81,7 @@ def _lowered(
     """The prologue, and the body's order."""
     check_layers(plan, chain, Faults(Program()))
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
-    streams = compute(plan, chain, groups, evaluation=evaluation)
+    streams, waits = compute(plan, chain, groups, evaluation=evaluation)
     others = [*moves(plan, streams), agree_on_loss(plan)]
     before = prologue(places)
     if not evaluation:
@@ -95,5 +95,6 @@ def _lowered(
         others,
         loads(plan, chain, evaluation=evaluation, rules=rules),
         costs or UnitCosts(plan),
+        waits,
     )
     return tuple(before), order

@@ -7,15 +7,17 @@ fields, which is most of what lowering and checking cost.
 import functools
 
 from hexijax.plan.plan import Place
-from hexijax.program.program import HOST, Buffer, Kind
+from hexijax.program.program import HOST, Buffer, Kind, Memory
 
 _interned = functools.lru_cache(maxsize=2**19)
 
 
 @_interned
-def state(home: Place, group: str, step: int = 0) -> Buffer:
+def state(
+    home: Place, group: str, step: int = 0, memory: Memory = Memory.DEVICE
+) -> Buffer:
     """A group's masters and moments at one home."""
-    return Buffer(Kind.STATE, home, group, step=step)
+    return Buffer(Kind.STATE, home, group, step=step, memory=memory)
 
 
 @_interned

@@ -23,6 +23,7 @@ from hexijax.program.program import (
     Join,
     Kind,
     Load,
+    Memory,
     Read,
     Reduce,
     Sum,
@@ -62,6 +63,12 @@ class GroupPlaces:
     users: tuple[Place, ...]
     homes: tuple[Place, ...]
 
+    trainable: bool = True
+    """Whether it is reduced, updated and gathered; else it is gathered once."""
+
+    memory: Memory = Memory.DEVICE
+    """Where its homes hold the state."""
+
 
 def group_places(
     plan: Plan,
@@ -74,17 +81,39 @@ def group_places(
 
     def places(group: Group) -> GroupPlaces:
         homes = holders(plan, chain, group, whole_leaves=whole_leaves)
-        return GroupPlaces(group=group.name, users=users(plan, group), homes=homes)
+        return GroupPlaces(
+            group=group.name,
+            users=users(plan, group),
+            homes=homes,
+            trainable=group.trainable,
+            memory=state_memory(plan, chain, group),
+        )
 
     groups = buckets(plan, chain) if groups is None else groups
     return tuple(map(places, groups))
+
+
+def state_memory(plan: Plan, chain: Chain, group: Group) -> Memory:
+    """Where a bucket's masters lie.
+
+    Those that do not train are read once, before the first step. Where their home
+    computes with them as they are, they are its parameters. Where it computes with a
+    cast of them, that cast is all a device needs: what it was made from waits in host
+    memory, for whoever exports or saves the model.
+    """
+    if group.trainable:
+        return Memory.DEVICE
+    stage = plan.stage(users(plan, group)[0])
+    uncast = {x for layer in chain.layers[slice(*stage.layers)] for x in layer.uncast}
+    as_it_is = all(x.dtype == stage.dtype or x.id in uncast for x in group.leaves)
+    return Memory.DEVICE if as_it_is else Memory.HOST
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
     """Parameters from their state, for every user; copies leave before any join."""
     made: list[Instruction] = []
     for g in groups:
-        state = [names.state(home, g.group) for home in g.homes]
+        state = [names.state(home, g.group, memory=g.memory) for home in g.homes]
         made += [_gather(g, user, state) for user in g.users]
         made += [_join(g.group, user) for user in g.users]
     return made
@@ -170,8 +199,8 @@ def sync(
     streams: Iterable[Iterable[Instruction]],
     rules: StepRules,
 ) -> list[Instruction]:
-    """Reduce, update and gather of every group, and the norm of all gradients."""
-    groups = tuple(groups)
+    """Reduce, update and gather of every group that trains, and the gradients' norm."""
+    groups = tuple(g for g in groups if g.trainable)
     last_grad = {
         (buffer.place, buffer.subject): buffer
         for stream in streams

@@ -60,7 +60,8 @@ from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
 from hexijax.runtime.memo import MADE_BY, memo
 from hexijax.runtime.move import move
-from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
+from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.reach import OptimizerError, Reach, classify
 from hexijax.runtime.results import StepResult, Sums, means
 from hexijax.runtime.segments import (
     Compiled,
@@ -69,6 +70,7 @@ from hexijax.runtime.segments import (
     lane_arrays,
     zeros,
 )
+from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import Stored
 from hexijax.weights.source import Source
 
@@ -98,7 +100,8 @@ class Engine:
         self.experiment, self.plan, self.chain = experiment, plan, chain
         self.cluster, self.devices = cluster, dict(devices)
         self._abstract = abstract_params(experiment)
-        reach = classify(experiment.optimizer, self._abstract)
+        _check_frozen(frozen_names(experiment, self._abstract), chain)
+        reach = classify(experiment.optimizer, self._abstract, frozen=chain.frozen)
         _refuse_cut_stacks(reach, chain)
         self.layout = Layout(
             plan, chain, self.devices, whole_leaves=reach is Reach.PER_LEAF
@@ -167,6 +170,7 @@ class Engine:
             microbatch_size=size,
             padded=padded,
             per_microbatch=self.experiment.per_microbatch,
+            frozen=self.chain.frozen,
         )
 
     def _traced(self, place: Place) -> TracedModel:
@@ -209,7 +213,9 @@ class Engine:
             for name in segment.groups:
                 if place not in members[name]:
                     members[name].append(place)
-        update = GroupUpdate.of(self.experiment.optimizer, self._abstract)
+        update = GroupUpdate.of(
+            self.experiment.optimizer, self._abstract, frozen=self.chain.frozen
+        )
         dtypes = {place: self._param_dtypes(place) for place, _ in self.plan.stages()}
         return {
             group.name: GroupRuntime(
@@ -245,7 +251,7 @@ class Engine:
             dtypes = self._param_dtypes(place)
             ids = [dtypes[leaf.id] for leaf in segment.leaves]
             work = kinds[(place, i) in fused, (place, i) in split]
-            work = work if grad else Work.EVALUATE
+            work = work if grad and segment.has_backward else Work.EVALUATE
             compiler.add((place, i), place, segment, ids, work)
 
     def _parts(self, program: Program, compiler: Compiler) -> Parts:
@@ -329,10 +335,10 @@ class Engine:
             masters = functools.partial(weights.put_masters, params)
         else:
             masters = functools.partial(self._cut_masters, stored.by_name(params))
-        for name, group in self.groups.items():
+        for group in self.groups.values():
             for home in group.homes:
                 state = group.init_state(home, masters(group, home))
-                self._executor.put(names.state(home, name), state)
+                self._executor.put(group.state_buffer(home), state)
         self._put_scale(scaling.first_state())
         self._executor.run_prologue()
 
@@ -347,14 +353,12 @@ class Engine:
         cut = [
             stored.cut(given[leaf.name], leaf, box) for leaf, box in group.held[home]
         ]
-        targets = [m.sharding for m in group.state_structs(home)["master"]]
-        # A copy of its own: the next update overwrites it, not the caller's.
-        return tuple(x.copy() for x in move(cut, targets))
+        return group.place_masters(home, cut)
 
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
         """(home, group) -> master parameters and moments."""
         return {
-            (home, name): self._executor.get(names.state(home, name))
+            (home, name): self._executor.get(group.state_buffer(home))
             for name, group in self.groups.items()
             for home in group.homes
         }
@@ -399,7 +403,7 @@ class Engine:
         """What ``arrays`` gave, back at its homes; parameters follow."""
         state = stored.unnamed(self.groups, arrays)
         for (home, name), value in state.items():
-            self._executor.put(names.state(home, name), value)
+            self._executor.put(self.groups[name].state_buffer(home), value)
         if self._rules.dynamic_scale:
             self._put_scale(arrays[STATE_KEY])
         self._executor.run_prologue()
@@ -566,8 +570,8 @@ class Engine:
 
     @property
     def _host(self) -> Place:
-        """Whose copy the host reads: the first home's."""
-        return next(iter(self.groups.values())).homes[0]
+        """Whose copy the host reads: the first home's of what trains."""
+        return next(g for g in self.groups.values() if g.group.trainable).homes[0]
 
     def _spread(self, value: jax.Array, places: Sequence[Place]) -> list[Any]:
         """A copy on every place."""
@@ -666,9 +670,24 @@ class Engine:
         jax.block_until_ready([s["master"] for s in self.state().values()])
 
 
+def _check_frozen(frozen: frozenset[str], chain: Chain) -> None:
+    """The chain was traced for the parameters that the experiment trains."""
+    unlike = sorted(frozen ^ chain.frozen)
+    if unlike:
+        does, traced = ("does not train", "trains")
+        if unlike[0] in chain.frozen:
+            does, traced = traced, does
+        raise UserError(
+            f"The experiment {does} {unlike[0]!r}, and the chain {chain.name} was "
+            f"traced as one that {traced} it ({len(unlike)} parameters differ). Trace "
+            "the experiment's own chain: hexijax.job.intake.trace_chain."
+        )
+
+
 def _refuse_cut_stacks(reach: Reach, chain: Chain) -> None:
     """An optimizer that looks inside a leaf would look at a layer's row of a stack."""
-    rows = [leaf.id for leaf in chain.leaves() if leaf.row is not None]
+    trained = (leaf for leaf in chain.leaves() if leaf.trainable)
+    rows = [leaf.id for leaf in trained if leaf.row is not None]
     if reach is Reach.PER_LEAF and rows:
         raise OptimizerError(
             f"The optimizer looks inside whole leaves, and {rows[0]!r} is one layer's "

@@ -381,12 +381,17 @@ class Executor:
             self._reads(instruction, Kind.GRAD),
             self._writes(instruction, Kind.GRAD),
         )
-        names = self._groups_of[place, instruction.segment]
+        groups = self._parts.groups
+        names = [
+            name
+            for name in self._groups_of[place, instruction.segment]
+            if groups[name].group.trainable
+        ]
         sources = [(before.get(name), self._parts.zeros(place, name)) for name in names]
         targets: list[tuple[int, int, int]] = []
         start = 0
         for name in names:
-            size = len(self._parts.groups[name].group.leaves)
+            size = len(groups[name].group.leaves)
             targets.append((after[name], start, start + size))
             start += size
 

@@ -6,6 +6,8 @@
 A gradient is first summed over the lanes of its own mesh and cut to each home's box,
 then copied there and added in the order the Program lists. State never moves: a home
 updates its boxes, and only new parameters travel, in the dtype they are computed with.
+Of a group that does not train parameters travel once. Its state is masters alone: the
+parameters of its home as they are, or what they were cast from, in host memory.
 Each lane sends and receives its part of a box, never all of it: links between meshes
 are slower than those inside, where the lanes then gather the whole.
 """
@@ -22,7 +24,10 @@ from jax.sharding import NamedSharding
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.runtime.layout import DATA, MODEL, Layout, box_shape
+from hexijax.program.names import state as state_name
+from hexijax.program.placement import state_memory
+from hexijax.program.program import Buffer, Memory
+from hexijax.runtime.layout import DATA, MODEL, PINNED_HOST, Layout, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Moment
@@ -85,6 +90,7 @@ class GroupRuntime:
         self.layout, self.programs, self.group = layout, programs, group
         self.members, self.param_dtypes = members, param_dtypes
         self._update, self._unscale, self._guarded = update, unscale, guarded
+        self._memory = state_memory(layout.plan, layout.chain, group)
         boxes = layout.boxes[group.name]
         self.homes: tuple[Place, ...] = tuple(boxes)
         self.held: dict[Place, list[tuple[Leaf, Box]]] = {
@@ -97,6 +103,10 @@ class GroupRuntime:
             leaf.id: dtypes[0][i] if agree else leaf.dtype
             for i, leaf in enumerate(group.leaves)
         }
+
+    def state_buffer(self, home: Place) -> Buffer:
+        """What a Program calls the state at a home."""
+        return state_name(home, self.group.name, memory=self._memory)
 
     # Reduce
 
@@ -234,6 +244,8 @@ class GroupRuntime:
     @memo
     def moments(self, home: Place) -> list[Moment]:
         """What each array of ``moments`` in the state at a home is."""
+        if not self.group.trainable:
+            return []
         return self._update.moments(self._names(home), list(self._masters(home)))
 
     def _moment_structs(self, home: Place) -> list[jax.ShapeDtypeStruct]:
@@ -253,6 +265,8 @@ class GroupRuntime:
 
     def init_state(self, home: Place, masters: Arrays) -> dict[str, Any]:
         """State from master parameters that lie at their home."""
+        if not self.group.trainable:
+            return {"master": masters, "moments": []}
         names = self._names(home)
         f = self.programs.get(
             lambda p: self._update.init(names, p),
@@ -336,6 +350,8 @@ class GroupRuntime:
 
         Where that is the master's dtype they are the master arrays themselves.
         """
+        if self._memory is Memory.HOST:
+            return self._from_host(home, state["master"])
         dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
         masters = self._masters(home)
         if all(m.dtype == jnp.dtype(d) for m, d in zip(masters, dtypes, strict=True)):
@@ -346,6 +362,19 @@ class GroupRuntime:
             out_shardings=self._slices(home),
         )
         return f(state["master"])
+
+    def _from_host(self, home: Place, masters: Arrays) -> Arrays:
+        """One by one: of their own dtype, no device ever holds more than one."""
+        made: list[jax.Array] = []
+        for master, (leaf, _), where in zip(
+            masters, self.held[home], self._slices(home), strict=True
+        ):
+            x, dtype = jax.device_put(master, where), self.slice_dtypes[leaf.id]
+            if x.dtype != jnp.dtype(dtype):
+                here = (struct(x.shape, x.dtype, where),)
+                x = self.programs.get(_caster(dtype), here, out_shardings=where)(x)
+            made.append(jax.block_until_ready(x))
+        return tuple(made)
 
     def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:
         """Every leaf's pieces on their way to a place."""
@@ -443,16 +472,32 @@ class GroupRuntime:
         )
 
     @memo
-    def _slices(self, home: Place) -> tuple[Any, ...]:
+    def _slices(self, home: Place) -> tuple[NamedSharding, ...]:
+        if not self.group.trainable and self._memory is Memory.DEVICE:
+            return tuple(self.layout.param(home, leaf) for leaf, _ in self.held[home])
         return tuple(
             self.layout.slice(home, leaf, box) for leaf, box in self.held[home]
         )
 
     def _masters(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shardings = self._slices(home)
+        if self._memory is Memory.HOST:
+            shardings = [s.with_memory_kind(PINNED_HOST) for s in shardings]
         return tuple(
-            struct(box_shape(box), leaf.dtype, self.layout.slice(home, leaf, box))
-            for leaf, box in self.held[home]
+            struct(box_shape(box), leaf.dtype, sharding)
+            for (leaf, box), sharding in zip(self.held[home], shardings, strict=True)
         )
+
+    def place_masters(self, home: Place, cut: Sequence[jax.Array]) -> Arrays:
+        """A home's boxes, wherever they are, as its master parameters.
+
+        Copies of its own: the next update overwrites them, not the caller's.
+        """
+        moved = move(cut, self._slices(home))
+        if self._memory is Memory.DEVICE:
+            return tuple(x.copy() for x in moved)
+        where = [m.sharding for m in self._masters(home)]
+        return tuple(jax.device_put(moved, where))
 
     def _slice_structs(
         self, home: Place, dtype: str
@@ -483,6 +528,11 @@ def _is(given: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> bool:
     return given.dtype == wanted.dtype and given.sharding.is_equivalent_to(
         wanted.sharding, len(given.shape)
     )
+
+
+@functools.cache
+def _caster(dtype: str) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: x.astype(dtype)
 
 
 def _cut(x: jax.Array, box: Box) -> jax.Array:

@@ -23,6 +23,9 @@ from hexijax.runtime.memo import memo
 
 DATA, MODEL = "data", "model"
 
+PINNED_HOST = "pinned_host"
+"""JAX's name of host memory beside a device."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
@@ -96,7 +99,7 @@ class Layout:
 
     def slice(self, place: Place, leaf: Leaf, box: Box) -> NamedSharding:
         """A box of a leaf's state at home: as it travels, or whole on every lane."""
-        if self.whole_leaves:
+        if self.whole_leaves and leaf.trainable:
             return self._sharding(place, self._shard_axes(place, leaf, box))
         return self.piece(place, leaf, box)
 

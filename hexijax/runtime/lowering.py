@@ -76,6 +76,7 @@ class Job:
         self.layout, self.place, self.segment, self.work = layout, place, segment, work
         # The chain's leaves, which know the dim that tensor parallelism splits.
         self.leaves = tuple(layout.leaf[leaf.id] for leaf in segment.leaves)
+        self.trained = tuple(self.leaves[i] for i in segment.trained)
         self.dtypes = tuple(dtypes)
         self.lanes = layout.lanes(place)
         self.compiled = Compiled(segment)
@@ -131,7 +132,7 @@ class Job:
                 jnp.float32,
                 sharding=self.layout.grad(self.place, leaf),
             )
-            for leaf in self.leaves
+            for leaf in self.trained
         )
 
     def _use(self, params: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -366,7 +367,7 @@ class Job:
         self.compiled = dataclasses.replace(self.compiled, **{field: compiled})
 
     def _grad_shardings(self) -> tuple[NamedSharding, ...]:
-        return tuple(self.layout.grad(self.place, leaf) for leaf in self.leaves)
+        return tuple(self.layout.grad(self.place, leaf) for leaf in self.trained)
 
     def _open(self, grads: Any) -> Any:
         """Accumulators with a lane dim, which a single lane's do not carry."""

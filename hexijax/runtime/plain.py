@@ -2,7 +2,8 @@
 
 It shares nothing with Programs but the loss and how a loss scale follows from the last:
 gradients of the sum over the global weight, clipped by their global norm, one optax
-update.
+update. Parameters that do not train are arguments of the loss that it is not
+differentiated by.
 """
 
 from collections.abc import Mapping
@@ -15,13 +16,14 @@ import optax
 
 from hexijax import compat
 from hexijax.experiment import Experiment
-from hexijax.layers.names import path_name
+from hexijax.layers.names import flatten, path_name, unflatten
 from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
 from hexijax.runtime import scaling, weights
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.results import StepResult, Sums, means
+from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import Stored
 from hexijax.weights.source import Source, Tensor, whole
 
@@ -57,6 +59,15 @@ class PlainEngine:
         if device.platform == "cpu" and dtype == "float16":
             compat.float16_products_on_cpus()
         self._scale: jax.Array | None = None
+        abstract = abstract_params(experiment)
+        self._frozen = frozen_names(experiment, abstract)
+        self._optimizer = experiment.optimizer
+        if self._frozen:
+            trains = {name: name not in self._frozen for name in flatten(abstract)}
+            self._optimizer = optax.partition(
+                {True: experiment.optimizer, False: optax.set_to_zero()},
+                unflatten(abstract, trains),
+            )
         self._step = jax.jit(self._step_function, donate_argnums=(0, 1))
         self._evaluate = jax.jit(self._sums)
         self._params: Any = None
@@ -84,15 +95,20 @@ class PlainEngine:
         key_data: Any,
         scale: jax.Array | float = 1.0,
     ) -> Any:
-        """(sum, weight, metrics), and the gradient of scale x sum / weight."""
+        """(sum, weight, metrics), and the gradient of scale x sum / weight: zeros for
+        what does not train."""
+        by_name = flatten(params)
+        trained = {k: x for k, x in by_name.items() if k not in self._frozen}
 
-        def scaled(params: Any) -> Any:
-            total, weight, metrics = self._sums(params, batch, key_data)
+        def scaled(trained: Any) -> Any:
+            given = unflatten(params, {**by_name, **trained})
+            total, weight, metrics = self._sums(given, batch, key_data)
             # In float32: scaled, the loss of a step may be beyond float16.
             return total.astype(jnp.float32) / weight * scale, (total, weight, metrics)
 
-        grads, sums = jax.grad(scaled, has_aux=True)(params)
-        return sums, grads
+        grads, sums = jax.grad(scaled, has_aux=True)(trained)
+        zeros = {k: jnp.zeros_like(by_name[k]) for k in self._frozen}
+        return sums, unflatten(params, {**grads, **zeros})
 
     def _step_function(
         self,
@@ -110,7 +126,7 @@ class PlainEngine:
         if experiment.clip_norm is not None:
             factor = jnp.minimum(1.0, experiment.clip_norm / norm)
             grads = jax.tree.map(lambda g: g * factor, grads)
-        updates, new_moments = experiment.optimizer.update(grads, moments, params)
+        updates, new_moments = self._optimizer.update(grads, moments, params)
         new_params = optax.apply_updates(params, updates)
         finite = jnp.isfinite(norm)
         if experiment.skip_nonfinite or self._dynamic:
@@ -184,7 +200,7 @@ class PlainEngine:
         if isinstance(params, Source):
             params = self._read(params)
         self._params = jax.device_put(params, self.device)
-        self._moments = jax.jit(self.experiment.optimizer.init)(self._params)
+        self._moments = jax.jit(self._optimizer.init)(self._params)
         if self._dynamic:
             self._scale = jax.device_put(scaling.first_state(), self.device)
 

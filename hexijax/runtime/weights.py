@@ -6,17 +6,20 @@
 A device is given its own box of a parameter and no host ever holds more of it.
 """
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from hexijax.layers.chain import Leaf
 from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.layout import PINNED_HOST
 from hexijax.runtime.state import State, global_box, master_keys
 from hexijax.weights.runs import Stored
 from hexijax.weights.source import (
@@ -55,7 +58,8 @@ def put(source: Source, name: str, box: Box, like: jax.ShapeDtypeStruct) -> jax.
         read = source.read(name, shifted(part, corner))
         host = np.ascontiguousarray(read, dtype=like.dtype).reshape(box_shape(part))
         # Never an alias: the next update overwrites the device's memory.
-        shards += [jax.device_put(host, d, may_alias=False) for d in holders]
+        one = functools.partial(SingleDeviceSharding, memory_kind=sharding.memory_kind)
+        shards += [jax.device_put(host, one(d), may_alias=False) for d in holders]
     array = jax.make_array_from_single_device_arrays(like.shape, sharding, shards)
     return jax.block_until_ready(array)
 
@@ -111,7 +115,10 @@ class Held(Source):
         for held, array in self._pieces.get(name, ()):
             both = overlap(held, box)
             if both is not None:
-                out[index(inside(both, box))] = array[index(inside(both, held))]
+                # What lies in host memory is not cut there: programs run on devices.
+                on_host = array.sharding.memory_kind == PINNED_HOST
+                source = np.asarray(array) if on_host else array
+                out[index(inside(both, box))] = source[index(inside(both, held))]
         return out
 
 

@@ -89,7 +89,11 @@ def by_cycles(
             continue
         places = [stage_place(r, s) for s in range(len(replica.stages))]
         cycles_s = [
-            _cycle_s([starts_s[place, way] for place in places], lengths[r], apart[r])
+            _cycle_s(
+                [starts_s[p, way] for p in places if (p, way) in starts_s],
+                lengths[r],
+                apart[r],
+            )
             for way in ways
         ]
         if None in cycles_s:

@@ -193,6 +193,8 @@ def _held(plan: Plan, chain: Chain, groups: Sequence[Group]) -> list[float]:
     """Parameters at home in each replica."""
     held = [0.0] * len(plan.replicas)
     for group in groups:
+        if not group.trainable:  # no part of a step
+            continue
         shares = homes(plan, chain, group)
         parts = tuple(share for _, share in shares)
         owners = [_replica(place) for place, _ in shares]
@@ -215,6 +217,8 @@ def _boxes(
     plan: Plan, chain: Chain, group: Group, number: Mapping[int, int]
 ) -> dict[Place, dict[str, Box]]:
     """The boxes that the played homes hold in the whole plan."""
+    if not group.trainable:
+        return {}
     shares = homes(plan, chain, group)
     parts = tuple(share for _, share in shares)
     moved: dict[int, Place] = {}

@@ -100,6 +100,10 @@ def lives(
             own = sum(sizes(b) for b in cots if b.kind is Kind.COT)
             inside = sizes.transient(i.place, i.segment) - own
             yield Life(i.place, None, *spans.of(i, i.place), max(inside, 0))
+    for buffer in ends:  # what steps read and none writes: it does not train
+        written = buffer in born or buffer._replace(step=1) in born
+        if buffer.kind is Kind.PARAM and not written:
+            yield Life(buffer.place, buffer, 0.0, math.inf, sizes(buffer))
     for buffer, (start_s, size) in born.items():
         old = buffer._replace(step=0)
         if buffer.kind is Kind.STATE:

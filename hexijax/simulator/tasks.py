@@ -138,6 +138,9 @@ class _Writer:
         self._made: dict[Buffer, int] = {}
         self._carried: list[tuple[int, Buffer]] = []
         self._has: set[Buffer] = set()
+        self._last_back: dict[str, int] = {}
+        """By replica, its backward dispatched last."""
+        self._held_back: list[tuple[int, Place]] = []
         self._leaving: dict[str, dict[Place, int]] = {}
         self._runs: dict[object, Use] = {}
         self._roads: dict[object, Road] = {}
@@ -169,6 +172,10 @@ class _Writer:
             if b.step == 1
         }
         before: dict[int, list[tuple[int, float]]] = {}
+        for task, place in self._held_back:
+            last = self._last_back.get(place.split(".")[0])
+            if last is not None:
+                before[task] = [(last, self._skips_s.get(place, 0.0))]
         for task, buffer in self._carried:
             maker = next_step.get((buffer.kind, buffer.place, buffer.subject))
             if maker is not None:
@@ -204,13 +211,22 @@ class _Writer:
         pair = self._pairs.get((i.place, i.segment, i.microbatches))
         if pair is not None:  # one program does both, and needs what both read
             after += self._inputs(pair)
+        replica = i.place.split(".")[0]
+        if not i.grad:  # it runs ahead no further than it was dispatched
+            if replica in self._last_back:
+                after.append(self._last_back[replica])
+            else:
+                self._held_back.append((len(self._tasks), i.place))
         made = self._add(self._run(i, pair), i, after)
+        if pair is not None:
+            self._last_back[replica] = made
         for buffer in i.writes if pair is None else (*i.writes, *pair.writes):
             self._made[buffer] = made
 
     def _backward(self, i: ops.Backward) -> None:
         if self._pairs.get((i.place, i.segment, i.microbatches)) is not i:
             made = self._add(self._run(i), i, self._inputs(i))
+            self._last_back[i.place.split(".")[0]] = made
             for buffer in i.writes:
                 self._made[buffer] = made
 

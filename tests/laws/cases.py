@@ -7,6 +7,7 @@ what a plan adds is its own engine.
 import dataclasses
 import functools
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -67,10 +68,15 @@ def model(shape: Shape) -> tuple[Any, Any]:
 
 
 @functools.cache
-def _traced(loss: Any, size: int, padded: bool) -> TracedModel:
+def _traced(loss: Any, size: int, padded: bool, frozen: frozenset[str]) -> TracedModel:
     shape = next(s for s in _shapes_seen if model(s)[0] is loss)
     return trace_model(
-        loss, model(shape)[1], tokens(size), microbatch_size=size, padded=padded
+        loss,
+        model(shape)[1],
+        tokens(size),
+        microbatch_size=size,
+        padded=padded,
+        frozen=frozen,
     )
 
 
@@ -81,11 +87,13 @@ _shapes_seen: list[Shape] = []
 def chain(shape: Shape) -> Chain:
     """The model's layers."""
     _shapes_seen.append(shape)
-    return _traced(model(shape)[0], 2, False).chain
+    frozen = frozenset(n for n in flatten(model(shape)[1]) if not shape.trains(n))
+    return _traced(model(shape)[0], 2, False, frozen).chain
 
 
 def _shared_trace(loss: Any, params: Any, batch: Any, **options: Any) -> TracedModel:
-    return _traced(loss, options["microbatch_size"], options["padded"])
+    size, padded = options["microbatch_size"], options["padded"]
+    return _traced(loss, size, padded, options["frozen"])
 
 
 @functools.cache
@@ -99,6 +107,7 @@ def experiment(shape: Shape, clipped: bool) -> Experiment:
         batch_size=BATCH_SIZE,
         seed=SEED,
         clip_norm=CLIP_NORM if clipped else None,
+        trainable=shape.trains,
     )
 
 
@@ -217,10 +226,10 @@ def run(case: Case, monkeypatch: Any, **fields: Any) -> Outcome:
     return Outcome(
         engine=engine,
         result=result,
-        grads=engine.moments_like("grads"),
+        grads=trained(case, engine.moments_like("grads")),
         params=flatten(engine.params()),
         want_result=want,
-        want_grads=want_grads,
+        want_grads=trained(case, want_grads),
     )
 
 
@@ -236,6 +245,11 @@ def gradient_error(outcome: Outcome) -> tuple[float, str]:
     # A NaN is the largest of all.
     errors = [(over_limit(name), name) for name in outcome.want_grads]
     return max(errors, key=lambda e: (e[0] != e[0], e[0]))
+
+
+def trained(case: Case, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the parameters that train."""
+    return {name: x for name, x in named.items() if case.shape.trains(name)}
 
 
 def check(case: Case, outcome: Outcome, inner: Any = INNER) -> None:
@@ -255,10 +269,14 @@ def check(case: Case, outcome: Outcome, inner: Any = INNER) -> None:
 
 
 def _check_update(case: Case, outcome: Outcome, inner: Any) -> None:
-    """Parameters are those of the plain optax update on the run's own gradients."""
+    """Parameters are those of the plain optax update on the run's own gradients; what
+    does not train is as it was."""
     params = flatten(model(case.shape)[1])
-    updates, _ = inner.update(outcome.grads, inner.init(params), params)
-    for name, p in params.items():
+    mine = trained(case, params)
+    updates, _ = inner.update(outcome.grads, inner.init(mine), mine)
+    for name in params.keys() - mine.keys():
+        np.testing.assert_array_equal(outcome.params[name], params[name], err_msg=name)
+    for name, p in mine.items():
         np.testing.assert_allclose(
             outcome.params[name], p + updates[name], rtol=1e-6, atol=1e-6, err_msg=name
         )

@@ -1,12 +1,14 @@
 """Small models of every shape the intake must take, as losses with their batches."""
 
 import dataclasses
+import fnmatch
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from hexijax.layers.loss import ModelLoss, linen_loss, nnx_loss
 from models.gpt import GPT, GPTConfig
@@ -79,6 +81,14 @@ class Shape:
     scanned: bool = False
     dropout: float = 0.0
     dtype: str = "float32"
+    trained: tuple[str, ...] = ("*",)
+    """Patterns for the paths of the parameters that train."""
+    lora: bool = False
+    """Whether the feed-forwards of the NNX model have adapters."""
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter does."""
+        return any(fnmatch.fnmatch(name, pattern) for pattern in self.trained)
 
     @property
     def config(self) -> GPTConfig | LlamaConfig:
@@ -114,4 +124,24 @@ class Shape:
             )
         config: Any = self.config
         model: Any = GPT if self.tied else Llama
-        return nnx_loss(lambda rngs: model(config, rngs=rngs), score)
+
+        def build(rngs: nnx.Rngs) -> Any:
+            made = model(config, rngs=rngs)
+            return adapted(made, rngs) if self.lora else made
+
+        return nnx_loss(build, score)
+
+
+def adapted(model: Any, rngs: nnx.Rngs) -> Any:
+    """With a LoRA beside each block's first feed-forward matrix, none of them zero."""
+    for block in model.blocks:
+        up = block.ff.up
+        block.ff.up = nnx.LoRA(
+            up.in_features,
+            2,
+            up.out_features,
+            base_module=up,
+            b_initializer=nnx.initializers.normal(0.1),
+            rngs=rngs,
+        )
+    return model

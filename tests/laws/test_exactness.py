@@ -20,7 +20,7 @@ import pytest
 from experiments.bench_mixed import remembering
 from hexijax.layers.names import flatten
 from hexijax.plan.plan import Plan, Replica, Stage
-from hexijax.runtime.optimizer import OptimizerError
+from hexijax.runtime.reach import OptimizerError
 from tests.laws import cover
 from tests.laws.cases import BATCH_SIZE, Case, chain, check, draw, gradient_error, run
 from tests.laws.drawing import SCHEDULES

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from hexijax.layers.names import flatten
-from hexijax.runtime.optimizer import GroupUpdate, OptimizerError, Reach, classify
+from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.reach import OptimizerError, Reach, classify
 
 PARAMS = {
     "a": {"kernel": jnp.ones((5, 7)), "bias": jnp.ones((7,))},
@@ -45,14 +46,45 @@ INSIDE = {
     "agc": optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(0.1)),
     "centralize": optax.chain(optax.centralize(), optax.sgd(0.1)),
 }
+CLIP, NO_FIELD = (
+    "set the Experiment's clip_norm",
+    "Nothing in an Experiment does the same",
+)
+FINITE, STEPS = (
+    "set the Experiment's skip_nonfinite=True",
+    "set the Experiment's batch_size",
+)
 ACROSS = {
-    "clip_by_global_norm": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
-    "normalize_by_update_norm": optax.chain(
-        optax.normalize_by_update_norm(), optax.sgd(0.1)
+    "clip_by_global_norm": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)),
+        CLIP,
     ),
-    "prodigy": optax.contrib.prodigy(1e-3),
-    "apply_if_finite": optax.apply_if_finite(optax.sgd(0.1), 3),
-    "MultiSteps": optax.MultiSteps(optax.sgd(0.1), 2),
+    "clip_by_global_norm before adamw": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)),
+        CLIP,
+    ),
+    "clip_by_global_norm before muon": (
+        optax.chain(optax.clip_by_global_norm(1.0), optax.contrib.muon(1e-3)),
+        CLIP,
+    ),
+    "normalize_by_update_norm": (
+        optax.chain(optax.normalize_by_update_norm(), optax.sgd(0.1)),
+        NO_FIELD,
+    ),
+    "prodigy": (optax.contrib.prodigy(1e-3), NO_FIELD),
+    "dadapt": (optax.contrib.dadapt_adamw(), NO_FIELD),
+    "apply_if_finite": (optax.apply_if_finite(optax.adam(0.1), 3), FINITE),
+    "apply_if_finite in a chain": (
+        optax.chain(optax.apply_if_finite(optax.sgd(0.1), 3), optax.scale(0.5)),
+        FINITE,
+    ),
+    "MultiSteps": (optax.MultiSteps(optax.sgd(0.1), 2), STEPS),
+    "MultiSteps that skips": (
+        optax.MultiSteps(
+            optax.adam(0.1), 2, should_skip_update_fn=optax.skip_not_finite
+        ),
+        STEPS,
+    ),
 }
 
 
@@ -68,17 +100,29 @@ def test_inside_one_leaf(name: str):
 
 @pytest.mark.parametrize("name", ACROSS)
 def test_across_leaves_is_refused_with_the_field_to_set(name: str):
-    with pytest.raises(OptimizerError, match="set the Experiment's clip_norm"):
-        classify(ACROSS[name], PARAMS)
-
-
-def test_a_global_norm_is_named_with_its_primitive_and_leaves():
+    optimizer, way_out = ACROSS[name]
     with pytest.raises(OptimizerError) as caught:
-        classify(ACROSS["clip_by_global_norm"], PARAMS)
+        classify(optimizer, PARAMS)
+    assert way_out in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "primitive"),
+    [
+        ("clip_by_global_norm", "reduce_sum"),
+        ("clip_by_global_norm before muon", "reduce_sum"),
+        ("normalize_by_update_norm", "reduce_sum"),
+        ("prodigy", "dot_general"),
+        ("apply_if_finite", "reduce_and"),
+    ],
+)
+def test_what_mixes_leaves_is_named_with_its_primitive(name: str, primitive: str):
+    with pytest.raises(OptimizerError) as caught:
+        classify(ACROSS[name][0], PARAMS)
     assert "'a/bias' depends on other leaves (a/kernel, b/0, b/1, ...)" in str(
         caught.value
     )
-    assert "`reduce_sum`" in str(caught.value)
+    assert f"through `{primitive}`" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [*ELEMENTWISE, "lamb", "centralize"])

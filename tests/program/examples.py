@@ -1,6 +1,7 @@
 """Chains and plans made without JAX, for tests of what comes after tracing."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 from hexijax.layers.chain import Array, Chain, Group, Layer, Leaf, Remat
 from hexijax.plan.plan import Plan, Replica, Schedule, Stage
@@ -11,6 +12,7 @@ def make_chain(
     *,
     tied: Mapping[str, Sequence[int]] | None = None,
     sizes: Sequence[int] | None = None,
+    frozen: Collection[str] = (),
 ) -> Chain:
     """A chain of layers ``l0``, ``l1``, ... with one kernel and one bias each.
 
@@ -18,6 +20,7 @@ def make_chain(
       num_layers: layers; the first and the last read the batch.
       tied: further groups by name, each used by the layers listed.
       sizes: rows of each layer's kernel; the kernels have 64 columns.
+      frozen: names of leaves that do not train.
     """
     tied = tied or {}
     sizes = sizes or [64] * num_layers
@@ -40,15 +43,34 @@ def make_chain(
         )
         for name, layers in tied.items()
     ]
+    split = [part for g in (*groups, *shared) for part in _parts(g, frozen)]
+    names = [[g.name for g in split if i in g.layers] for i in range(num_layers)]
     return Chain(
         name="example",
         layers=tuple(
-            _layer(i, num_layers, [g.name for g in shared if i in g.layers], sizes[i])
-            for i in range(num_layers)
+            _layer(i, num_layers, names[i], sizes[i]) for i in range(num_layers)
         ),
-        groups=tuple(sorted([*groups, *shared], key=lambda g: g.layers[0])),
+        groups=tuple(sorted(split, key=lambda g: g.layers[0])),
         batch={"tokens": Array(shape=(16,), dtype="int32")},
     )
+
+
+def _parts(group: Group, frozen: Collection[str]) -> list[Group]:
+    """A group's leaves that train, and those that do not."""
+    parts = [
+        tuple(
+            dataclasses.replace(leaf, trainable=trains)
+            for leaf in group.leaves
+            if (leaf.name not in frozen) is trains
+        )
+        for trains in (True, False)
+    ]
+    still = group.name + ".frozen" * bool(parts[0])
+    return [
+        dataclasses.replace(group, name=name, leaves=leaves)
+        for name, leaves in zip((group.name, still), parts, strict=True)
+        if leaves
+    ]
 
 
 def make_stages(
@@ -109,12 +131,12 @@ def make_plan(
     )
 
 
-def _layer(index: int, num_layers: int, tied: list[str], rows: int) -> Layer:
+def _layer(index: int, num_layers: int, groups: list[str], rows: int) -> Layer:
     last = index == num_layers - 1
     return Layer(
         name=f"l{index}",
         signature=f"rows {rows}",
-        groups=(f"l{index}", *tied),
+        groups=tuple(groups),
         batch=("tokens",) if index == 0 or last else (),
         forward_flops=2.0 * rows * 64,
         backward_flops=4.0 * rows * 64,

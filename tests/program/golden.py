@@ -3,13 +3,23 @@
 Write the files again after a wanted change: python -m tests.program.golden
 """
 
+import dataclasses
 from pathlib import Path
 
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Place, Plan, Schedule, StateShare
+from hexijax.plan.plan import Place, Plan, Schedule, Stage, StateShare
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.text import by_stage, render
 from tests.program.examples import make_chain, make_plan, make_stages
+
+FROZEN = ("l0/kernel", "l0/bias", "l1/kernel", "l1/bias", "l2/kernel", "l3/kernel")
+"""All of the first two layers; of the third and fourth all but a bias."""
+
+
+def in_bfloat16(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The same, computing in it."""
+    return tuple(dataclasses.replace(stage, dtype="bfloat16") for stage in stages)
+
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -85,6 +95,24 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
             (make_stages([2, 1, 1]), 2), (make_stages([1, 3], prefix="b", tensor=2), 1)
         ),
         make_chain(4),
+        StepRules(),
+        False,
+    ),
+    "frozen_first_layers": (
+        make_plan(
+            (make_stages([2, 1, 1, 1], segments=[[2], [1], [1], [1]]), 5),
+        ),
+        make_chain(5, frozen=FROZEN),
+        StepRules(clip=True),
+        False,
+    ),
+    "frozen_zero_bubble_in_bfloat16": (
+        make_plan(
+            (in_bfloat16(make_stages([1, 1, 2], segments=[[1], [1], [1, 1]])), 2),
+            (make_stages([4], prefix="b"), 1),
+            schedule=Schedule.ZERO_BUBBLE,
+        ),
+        make_chain(4, frozen=["l1/kernel", "l1/bias", "l3/kernel"]),
         StepRules(),
         False,
     ),

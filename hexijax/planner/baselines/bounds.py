@@ -156,7 +156,12 @@ class Bounds:
 
 
 def held_params(
-    mesh: Mesh, members: int, *, moments: int | None, whole_leaves: bool
+    mesh: Mesh,
+    members: int,
+    *,
+    moments: int | None,
+    whole_leaves: bool,
+    trained: float = 1.0,
 ) -> float:
     """Most parameters that a mesh can hold, if nothing else were there.
 
@@ -166,10 +171,12 @@ def held_params(
       moments: fp32 arrays of the optimizer for each parameter; None: state lies
         elsewhere.
       whole_leaves: state is spread over replicas, not over lanes.
+      trained: the share of parameters that train.
     """
     shape = mesh.shape
-    each_bytes = (ITEM_BYTES[shape.dtype] + GRAD_BYTES) / shape.tensor
+    item = ITEM_BYTES[shape.dtype]
+    each_bytes = (item + GRAD_BYTES * trained) / shape.tensor
     if moments is not None:
         homes = members * (shape.tensor if whole_leaves else shape.num_devices)
-        each_bytes += STATE_BYTES * (1 + moments) / homes
+        each_bytes += trained * STATE_BYTES * (1 + moments) / homes
     return mesh.block.usable_memory_bytes / each_bytes

@@ -35,7 +35,8 @@ class Ground:
         options: PlanOptions,
     ) -> None:
         self.chain, self.batch_size, self.options = chain, batch_size, options
-        self.num_params = chain.num_params
+        self.num_params = chain.num_trained
+        """Those that train: what is summed, updated and stored beside its copies."""
         self.chain_hash, self.cluster_hash = chain.fingerprint(), cluster.fingerprint()
         self.yard = Yard(chain, cluster, dtype, options.tensor_degrees)
         self.ways = Ways(self.yard, self.num_params)
@@ -58,10 +59,11 @@ class Ground:
                     members,
                     moments=None if stateless else self.options.moments,
                     whole_leaves=self.options.whole_leaves,
+                    trained=self.num_params / self.chain.num_params,
                 )
                 for mesh in pipeline
             )
-            self._room[key] = held >= self.num_params
+            self._room[key] = held >= self.chain.num_params
         return self._room[key]
 
     def has_place(

@@ -36,7 +36,7 @@ from hexijax.costs.memory import (
     shard_size,
 )
 from hexijax.costs.rates import CALL_S
-from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
 from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
 At = tuple[int, int] | EllipsisType
@@ -110,20 +110,36 @@ class Peaks:
 
 
 class Parameters:
-    """Parameters of every run of layers at one tensor degree."""
+    """Parameters that train, of every run of layers at one tensor degree."""
 
     def __init__(self, chain: Chain, tensor: int) -> None:
+        trained = [group for group in chain.groups if group.trainable]
+        frozen = [group for group in chain.groups if not group.trainable]
         sizes_L = [float(size) for size in layer_params(chain, tensor)]
         self.largest = Peaks(sizes_L)
-        sums_FS = Sums(sizes_L)[...].copy()
-        # A tied group counts at each user; where two of them meet it is held once.
-        first_F = np.arange(len(sizes_L))[:, None]
-        stop_S = np.arange(len(sizes_L) + 1)[None, :]
-        for group in chain.groups:
-            for a, b in zip(group.layers, group.layers[1:], strict=False):
-                both_FS = (first_F <= a) & (b < stop_S)
-                sums_FS -= both_FS * shard_size(group, tensor)
-        self.sums_FS = sums_FS
+        self.sums_FS = _sums(trained, sizes_L, tensor)
+        names = {group.name: shard_size(group, tensor) for group in frozen}
+        frozen_L = [
+            float(sum(names.get(name, 0) for name in layer.groups))
+            for layer in chain.layers
+        ]
+        self.frozen_FS = _sums(frozen, frozen_L, tensor)
+        """Those that do not train."""
+
+
+def _sums(
+    groups: Sequence[Group], sizes_L: Sequence[float], tensor: int
+) -> Float[np.ndarray, "layers stops"]:
+    """Of every run of layers."""
+    sums_FS = Sums(sizes_L)[...].copy()
+    # A tied group counts at each user; where two of them meet it is held once.
+    first_F = np.arange(len(sizes_L))[:, None]
+    stop_S = np.arange(len(sizes_L) + 1)[None, :]
+    for group in groups:
+        for a, b in zip(group.layers, group.layers[1:], strict=False):
+            both_FS = (first_F <= a) & (b < stop_S)
+            sums_FS -= both_FS * shard_size(group, tensor)
+    return sums_FS
 
 
 class Runs:
@@ -241,7 +257,7 @@ class Runs:
             if load.homes:
                 home = flying_bytes(1, 0, load.members, item) / load.homes
                 flying = flying + home * bucket
-        resident = params * (item + GRAD_BYTES)
+        resident = params * (item + GRAD_BYTES) + self._parameters.frozen_FS[at] * item
         if load.homes:
             held = self._whole.sums_FS[at] / load.homes
             resident = resident + held * STATE_BYTES * (1 + load.moments)

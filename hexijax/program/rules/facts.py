@@ -21,6 +21,15 @@ class Segment:
     groups: tuple[str, ...]
     """Parameter groups it reads."""
 
+    trained: tuple[str, ...]
+    """Those of them that train."""
+
+    has_backward: bool
+    """Whether a parameter of it or before it trains."""
+
+    hands_back: bool
+    """Whether one before it does, so that cotangents leave its first border."""
+
     reads_batch: bool
     """Whether its stage has the batch."""
 
@@ -59,10 +68,16 @@ class Facts:
         served = {r: batch_places(plan, chain, r) for r in range(len(plan.replicas))}
         with_batch = {place for places in served.values() for place in places}
         groups = buckets(plan, chain)
+        first_trained = chain.first_trained
         segments = {
             (place, g): Segment(
                 layers=(layers := stage.segment_layers(g)),
                 groups=tuple(b.name for b in segment_buckets(groups, layers)),
+                trained=tuple(
+                    b.name for b in segment_buckets(groups, layers) if b.trainable
+                ),
+                has_backward=layers[1] > first_trained,
+                hands_back=layers[0] > first_trained,
                 reads_batch=place in with_batch,
                 is_last=layers[1] == len(chain.layers),
             )

@@ -43,12 +43,12 @@ def check_layers(plan: Plan, chain: Chain, faults: Faults) -> None:
 
 def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
     """Counts Forwards and both parts of the Backwards of one body."""
-    ways = ("forward", "input", "weight") if facts.trains else ("forward",)
+    every = ("forward", "input", "weight")
     due: Counter[Run] = Counter(
         (way, place, segment, m)
-        for place, segment in facts.segments
+        for (place, segment), found in facts.segments.items()
         for m in range(facts.microbatches[place])
-        for way in ways
+        for way in (every if facts.trains and found.has_backward else ("forward",))
     )
     split: dict[tuple[Place, int], bool] = {}
     for position, instr in numbered(program):
@@ -64,12 +64,8 @@ def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
                     "same programs: split all of them, or none.",
                 )
         done = ("forward",) if isinstance(instr, Forward) else PARTS[instr.part]
-        if isinstance(instr, Forward) and instr.grad != facts.trains:
-            faults.at(
-                position,
-                "Some forwards of this body keep residuals and some do not. A body "
-                "trains or it evaluates.",
-            )
+        if isinstance(instr, Forward):
+            _check_keeps(position, instr, facts, faults)
         for way in done:
             for m in range(*instr.microbatches):
                 run = (way, instr.place, instr.segment, m)
@@ -89,6 +85,24 @@ def check_runs(program: Program, facts: Facts, faults: Faults) -> None:
             "Each layer runs forward and, in training, backward exactly once for each "
             "microbatch of a step."
         )
+
+
+def _check_keeps(position: int, instr: Forward, facts: Facts, faults: Faults) -> None:
+    """A forward keeps residuals for its backward, and where none comes, none."""
+    segment = facts.segments.get((instr.place, instr.segment))
+    if segment is None or instr.grad == (facts.trains and segment.has_backward):
+        return
+    if facts.trains and instr.grad:
+        faults.at(
+            position,
+            "It keeps residuals, and no backward reads them: neither its own "
+            "parameters nor any before them train.",
+        )
+    faults.at(
+        position,
+        "Some forwards of this body keep residuals and some do not. A body "
+        "trains or it evaluates.",
+    )
 
 
 def check_loads(program: Program, facts: Facts, faults: Faults) -> None:

@@ -100,7 +100,7 @@ def _backward(instr: Backward, facts: Facts) -> tuple[list[Buffer], list[Buffer]
         reads.append(names.seed(place))
     else:
         reads += [names.cot(place, stop, m) for m in microbatches]
-    if first > 0:
+    if facts.segments[place, instr.segment].hands_back:
         writes += [names.cot(place, first, m) for m in microbatches]
     if instr.part is Part.INPUT:
         writes += [names.weight_res(place, instr.segment, m) for m in microbatches]
@@ -152,17 +152,18 @@ def _check_rest(
 def _check_grads(
     position: int, instr: Forward | Backward, facts: Facts, faults: Faults
 ) -> None:
-    """A Backward adds to one gradient of each of its groups, and to no other."""
+    """A Backward adds to one gradient of each of its groups that train, and to no
+    other."""
     before = {r.buffer.subject: r.buffer for r in instr.reads if _is_grad(r.buffer)}
     after = {b.subject: b for b in instr.writes if _is_grad(b)}
     adds = isinstance(instr, Backward) and instr.part is not Part.INPUT
-    groups = facts.segments[instr.place, instr.segment].groups if adds else ()
+    groups = facts.segments[instr.place, instr.segment].trained if adds else ()
     if set(after) != set(groups) or not set(before) <= set(groups):
         faults.at(
             position,
             f"It writes gradients of {_list(after)} where its segment has the "
             f"parameter groups {_list(groups)}. A backward (not its input part) adds "
-            "to the gradient of each of its groups, and a forward to none.",
+            "to the gradient of each of its groups that train, and a forward to none.",
         )
     for group, buffer in after.items():
         count = buffer.microbatch or 0

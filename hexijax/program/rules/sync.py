@@ -45,6 +45,7 @@ def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
         if not isinstance(instr, Reduce):
             continue
         group = _group(position, instr.group, facts, faults)
+        _check_trains(position, group, faults)
         if instr.group in seen:
             faults.at(position, f"Group {instr.group} is reduced twice in a body.")
         seen.add(instr.group)
@@ -63,7 +64,7 @@ def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
         if set(instr.writes) != writes:
             faults.at(position, "It must write Pieces of the gradient at each home.")
     for name in facts.groups:
-        if name not in seen:
+        if name not in seen and facts.groups[name].trainable:
             faults.missing(
                 f"Group {name} is never reduced. The gradients of all its users "
                 f"({_names(facts.groups[name].users)}) enter one Reduce a step."
@@ -96,6 +97,7 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
         if not isinstance(instr, Update):
             continue
         group = _group(position, instr.group, facts, faults)
+        _check_trains(position, group, faults)
         if instr.home not in group.homes:
             faults.at(
                 position,
@@ -126,7 +128,7 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
                 "Clipping and skipping are global: all wait, or none.",
             )
     for group in facts.groups.values():
-        for home in group.homes:
+        for home in group.homes if group.trainable else ():
             chunks = done.get((group.group, home), [])
             if not chunks or sorted(chunks) != list(range(len(chunks))):
                 faults.missing(
@@ -143,6 +145,8 @@ def _check_gathers(
         if not isinstance(instr, Gather):
             continue
         group = _group(position, instr.group, facts, faults)
+        if section == "body":
+            _check_trains(position, group, faults)
         _check_places(position, "homes", instr.homes, group.homes, faults)
         if instr.place not in group.users:
             faults.at(
@@ -163,7 +167,8 @@ def _check_gathers(
             )
         seen.add((instr.group, instr.place))
     for group in facts.groups.values():
-        for user in group.users:
+        once = section == "body" and not group.trainable
+        for user in () if once else group.users:
             if (group.group, user) not in seen:
                 faults.missing(
                     f"The {section} never gathers group {group.group} for {user}. New "
@@ -249,6 +254,15 @@ def _group(position: int, name: str, facts: Facts, faults: Faults) -> GroupPlace
     if name not in facts.groups:
         faults.at(position, f"The chain has no parameter group {name!r}.")
     return facts.groups[name]
+
+
+def _check_trains(position: int, group: GroupPlaces, faults: Faults) -> None:
+    if not group.trainable:
+        faults.at(
+            position,
+            f"Group {group.group} does not train: it has no gradient and no update, "
+            "and its users have it from the prologue.",
+        )
 
 
 def _check_places(
