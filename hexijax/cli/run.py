@@ -47,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         run_name = arguments.resume or None
         resumed = RunFolder.find(arguments.out, experiment.name, run_name)
     chain = trace_chain(experiment)
+    for note in chain.notes:
+        screen.say(f"note: {note}")
     plan = None
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None

@@ -27,6 +27,8 @@ def check_plan(
 ) -> None:
     """Raises a ``PlanError`` where ``plan``, called ``what``, is not for these."""
     checks.check(plan, chain, cluster)
+    if experiment.per_microbatch:
+        checks.check_whole(plan)
     wanted = experiment.batch_size
     if plan.batch_size != wanted:
         raise PlanError(

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hexijax.layers.equations import Equations
+from hexijax.layers.places import place_of
 
 MARKER = "layer:"
 """Prefix of a ``jax.ad_checkpoint.checkpoint_name`` that starts a layer."""
@@ -44,17 +45,21 @@ class _Block:
 def find_cuts(equations: Equations) -> tuple[tuple[Cut, ...], tuple[str, ...]]:
     """The layers in order, the first at 0, and notes for people."""
     marked = list(_markers(equations))
+    notes = tuple(_hidden_markers(equations))
     if marked:
-        return _distinct(_from_markers(equations, marked)), ()
+        return _distinct(_from_markers(equations, marked)), notes
     blocks = _choose_level(equations)
     if not blocks:
-        note = (
+        why = _interleaved(equations) or (
             "No numbered blocks (blocks/0, h_0, a scan over stacked layers) were found "
-            "among the parameters: the model is one layer. Mark where layers start "
+            "among the parameters"
+        )
+        note = (
+            f"{why}: the model is one layer. Mark where layers start "
             'with jax.ad_checkpoint.checkpoint_name(x, "layer:NAME").'
         )
-        return (Cut(WHOLE, 0),), (note,)
-    return _distinct(_from_blocks(equations, blocks)), ()
+        return (Cut(WHOLE, 0),), (*notes, note)
+    return _distinct(_from_blocks(equations, blocks)), notes
 
 
 def _markers(equations: Equations) -> Iterator[Cut]:
@@ -62,6 +67,52 @@ def _markers(equations: Equations) -> Iterator[Cut]:
         eqn = equations.eqns[i]
         if eqn.primitive.name == "name" and eqn.params["name"].startswith(MARKER):
             yield Cut(eqn.params["name"].removeprefix(MARKER), i)
+
+
+def _hidden_markers(equations: Equations) -> Iterator[str]:
+    """Markers where nothing can be cut: inside a loop, or what is computed anew."""
+    for eqn in equations.eqns:
+        inside = sorted(
+            {
+                name.removeprefix(MARKER)
+                for name in _names_within(eqn)
+                if name.startswith(MARKER)
+            }
+        )
+        if inside:
+            yield (
+                f"The marker {', '.join(inside)} stands inside a "
+                f"`{eqn.primitive.name}` at {place_of(eqn, equations.eqns)}, which is "
+                "never cut apart: it starts no layer. Put it before or after."
+            )
+
+
+def _names_within(eqn: Any) -> Iterator[str]:
+    """Names that values have been given in the programs that an equation holds."""
+    for value in eqn.params.values():
+        held = value if isinstance(value, (list, tuple)) else [value]
+        for program in held:
+            jaxpr = getattr(program, "jaxpr", program)
+            for inner in getattr(jaxpr, "eqns", ()):
+                if inner.primitive.name == "name":
+                    yield inner.params["name"]
+                yield from _names_within(inner)
+
+
+def _interleaved(equations: Equations) -> str | None:
+    """Which blocks are used in turns, so that none ends before the next begins."""
+    blocks = _blocks(equations, 0)
+    for this, following in itertools.pairwise(blocks):
+        if this.last > following.first:
+            again, begins = (
+                place_of(equations.eqns[i], equations.eqns)
+                for i in (this.last, following.first)
+            )
+            return (
+                f"{this.name} is used again, at {again}, after {following.name} has "
+                f"begun, at {begins}, so that no cut parts them"
+            )
+    return None
 
 
 def _from_markers(equations: Equations, marked: list[Cut]) -> list[Cut]:

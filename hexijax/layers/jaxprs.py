@@ -100,14 +100,32 @@ def forwarded(jaxpr: Any) -> list[int | None]:
     """For each output, the input it is identical to, seen through call equations."""
     position = {v: i for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
-        inner = eqn.params.get("jaxpr") if eqn.primitive.name in _FORWARDING else None
-        if inner is not None:
-            for v, at in zip(
-                eqn.outvars, forwarded(compat.as_closed(inner).jaxpr), strict=True
-            ):
-                if at is not None and eqn.invars[at] in position:
-                    position[v] = position[eqn.invars[at]]
+        for v, at in zip(eqn.outvars, _handed_through(eqn), strict=True):
+            source = None if at is None else eqn.invars[at]
+            if not is_literal(source) and source in position:
+                position[v] = position[source]
     return [None if is_literal(v) else position.get(v) for v in jaxpr.outvars]
+
+
+def _handed_through(eqn: Any) -> list[int | None]:
+    """For each output of an equation, the operand that it is."""
+    if eqn.primitive.name in _FORWARDING:
+        return forwarded(compat.as_closed(eqn.params["jaxpr"]).jaxpr)
+    if eqn.primitive.name != "scan":
+        return [None] * len(eqn.outvars)
+    scan = compat.Scan.of(eqn)
+    first_row = scan.num_consts + scan.num_carry
+    inner = forwarded(scan.body.jaxpr)
+    # A carry that no iteration changes, and rows that come out as they went in.
+    carry = [
+        at if at == scan.num_consts + i else None
+        for i, at in enumerate(inner[: scan.num_carry])
+    ]
+    rows = [
+        at if at is not None and at >= first_row else None
+        for at in inner[scan.num_carry :]
+    ]
+    return [*carry, *rows]
 
 
 _FORWARDING = INLINED | {"checkpoint", "remat", "remat2"}

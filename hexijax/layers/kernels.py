@@ -52,8 +52,9 @@ def trace_chain(
             batch,
             microbatch_size=1,
             name=name,
-            per_microbatch=per_microbatch or not checked,
             frozen=frozen,
+            per_microbatch=per_microbatch,
+            checked=checked,
         )
 
     if not isinstance(loss, ModelLoss):

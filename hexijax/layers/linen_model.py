@@ -2,16 +2,16 @@
 
 import dataclasses
 import functools
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import errors, linen
+from flax.core import DenyList
 
-from hexijax.layers import names
-from hexijax.layers.model_loss import ModelError, ModelLoss, accepted_by
+from hexijax.layers import jaxprs, names
+from hexijax.layers.model_loss import ModelLoss, Written, accepted_by
 
 
 def linen_loss(
@@ -21,6 +21,7 @@ def linen_loss(
     example: Mapping[str, Any],
     random: bool | None = None,
     streams: Sequence[str] = ("dropout",),
+    scratch: Sequence[str] = (),
     dtype: str | None = None,
     attention: str | None = None,
 ) -> "LinenLoss":
@@ -33,6 +34,8 @@ def linen_loss(
         example: batch arrays or their shapes: Linen makes parameters by a call.
         random: whether the module draws random numbers; None: try without a key.
         streams: names of its random streams.
+        scratch: collections that the forward pass writes for the loss alone to read,
+            as ``model.variables["intermediates"]``: what the module sows.
         dtype: compute dtype asked of ``module``.
         attention: attention implementation asked of ``module``.
     """
@@ -43,6 +46,7 @@ def linen_loss(
         example=example,
         random=random,
         streams=tuple(streams),
+        scratch=tuple(scratch),
         dtype=dtype,
         attention=attention,
     )
@@ -72,24 +76,65 @@ class LinenLoss(ModelLoss):
         batch = {
             k: jnp.zeros((1, *x.shape[1:]), x.dtype) for k, x in self.example.items()
         }
-        wants_key = len(inspect.signature(self.per_sample).parameters) > 2
-        arguments = (batch, key) if wants_key else (batch,)
-        rngs = {"params": key} | {
-            s: jax.random.fold_in(key, i) for i, s in enumerate(self.streams)
-        }
+        rngs = {"params": key, **self._rngs(key)}
+        arguments = self._arguments(batch, key)
         return self._module().init(rngs, *arguments, method=self.per_sample)
+
+    def _rngs(self, key: Any) -> dict[str, jax.Array]:
+        """A key for each stream; none without a key."""
+        if key is None:
+            return {}
+        return {s: jax.random.fold_in(key, i) for i, s in enumerate(self.streams)}
 
     @functools.cached_property
     def _shapes(self) -> Any:
         shapes = jax.eval_shape(self._variables, jax.random.key(0))
-        if "batch_stats" in shapes:
-            path = next(iter(names.flatten(shapes["batch_stats"])))
-            raise ModelError(
-                f"Variable 'batch_stats/{path}' is a running statistic: it mixes the "
-                "samples of a batch, so that the loss is no sum over samples. Use a "
-                "norm over features (LayerNorm, RMSNorm, GroupNorm)."
+        return {k: v for k, v in shapes.items() if k not in self.scratch}
+
+    @functools.cached_property
+    def _mutable(self) -> list[str]:
+        """Collections that the forward pass writes; what is lost by it is refused."""
+
+        def run(variables: Any, batch: Any) -> Any:
+            key = jax.random.key(0)
+            _, new = self._module().apply(
+                variables,
+                *self._arguments(batch, key),
+                rngs=self._rngs(key),
+                mutable=_ALL_BUT_PARAMS,
+                method=self.per_sample,
             )
-        return shapes
+            given, made = names.flatten(variables), names.flatten(new)
+            found.extend(made)
+            return [(given.get(name, 0.0), x) for name, x in made.items()]
+
+        found: list[str] = []
+        variables = {k: v for k, v in self._shapes.items() if k not in _SOWN}
+        jaxpr = jax.make_jaxpr(run)(variables, self._sample).jaxpr
+        origins = jaxprs.forwarded(jaxpr)
+        pairs = zip(origins[::2], origins[1::2], strict=True)
+        written: list[Written] = []
+        for name, (old, new) in zip(found, pairs, strict=True):
+            collection = name.partition("/")[0]
+            kept = new is not None and new == old
+            if not kept and collection not in (*self.scratch, *_SOWN):
+                found_one = Written(
+                    name=name,
+                    kind=repr(collection),
+                    is_statistic=collection == _STATISTICS,
+                )
+                written.append(found_one)
+        self._judge(written)
+        statistics = [_STATISTICS] if written else []
+        return [*statistics, *self.scratch]
+
+    @property
+    def _sample(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of one."""
+        return {
+            k: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+            for k, x in self.example.items()
+        }
 
     @functools.cached_property
     def _fixed(self) -> Mapping[str, Any]:
@@ -108,13 +153,11 @@ class LinenLoss(ModelLoss):
 
     @functools.cached_property
     def _draws(self) -> bool:
-        batch = {
-            k: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
-            for k, x in self.example.items()
-        }
-        run = functools.partial(self._module().apply, method=self.per_sample)
+        run = functools.partial(
+            self._module().apply, mutable=_ALL_BUT_PARAMS, method=self.per_sample
+        )
         try:
-            jax.eval_shape(run, self._shapes, batch)
+            jax.eval_shape(run, self._shapes, self._sample)
         except errors.InvalidRngError:
             return True
         return False
@@ -129,12 +172,42 @@ class LinenLoss(ModelLoss):
         return self._shapes["params"]
 
     def _apply(self, params: Any, arguments: tuple[Any, ...], key: Any) -> Any:
-        rngs: dict[str, jax.Array] = {}
-        if key is not None:
-            rngs = {s: jax.random.fold_in(key, i) for i, s in enumerate(self.streams)}
-        return self._module().apply(
+        mutable = self._mutable
+        returned = self._module().apply(
             {"params": params, **self._fixed},
             *arguments,
-            rngs=rngs,
+            rngs=self._rngs(key),
+            mutable=mutable or False,
             method=self.per_sample,
         )
+        return returned[0] if mutable else returned
+
+    def statistics(
+        self, params: Any, batches: Iterable[Mapping[str, Any]], *, seed: int = 0
+    ) -> Any:
+        """The collection ``batch_stats`` after some batches."""
+
+        @jax.jit
+        def after(statistics: Any, params: Any, batch: Any, key: Any) -> Any:
+            _, new = self._module().apply(
+                {"params": params, **self._fixed, _STATISTICS: statistics},
+                *self._arguments(batch, key),
+                rngs=self._rngs(key),
+                mutable=[_STATISTICS, *self.scratch],
+                method=self.per_sample,
+            )
+            return new[_STATISTICS]
+
+        statistics = self._fixed.get(_STATISTICS, {})
+        for i, batch in enumerate(batches):
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            statistics = after(statistics, params, dict(batch), key)
+        return statistics
+
+
+_ALL_BUT_PARAMS = DenyList("params")
+
+_STATISTICS = "batch_stats"
+
+_SOWN = ("intermediates",)
+"""What Linen drops unless it is asked for."""

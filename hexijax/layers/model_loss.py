@@ -2,8 +2,9 @@
 
 import abc
 import dataclasses
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +18,20 @@ LossFunction = Callable[[Any, Mapping[str, Any], Any], tuple[Any, ...]]
 
 class ModelError(UserError):
     """A module that cannot be trained as it is."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """A variable, no parameter, that a forward pass gave a new value."""
+
+    name: str
+    """Its path in the module."""
+
+    kind: str
+    """Its type or collection."""
+
+    is_statistic: bool
+    """A running average over batches."""
 
 
 def per_sample(loss: LossFunction) -> LossFunction:
@@ -58,35 +73,112 @@ class ModelLoss(abc.ABC):
     random: bool | None = None
     """Whether the module draws random numbers; None: look."""
 
+    scratch: tuple[Any, ...] = ()
+    """Variables whose new values may end with the call: NNX types, or names of Linen
+    collections."""
+
+    per_microbatch: bool = False
+    """The loss may be one of a whole microbatch (``Experiment.per_microbatch``)."""
+
     def __call__(self, params: Any, batch: Mapping[str, Any], keys: Any) -> Any:
         """The loss of some samples."""
 
         def on(batch: Mapping[str, Any], key: Any) -> Any:
-            wants_key = len(inspect.signature(self.per_sample).parameters) > 2
-            arguments = (batch, key) if wants_key else (batch,)
-            return self._apply(params, arguments, key)
+            return self._apply(params, self._arguments(batch, key), key)
 
         if not self.uses_keys:
             return on(dict(batch), None)
+        if self.per_microbatch:  # its samples are not to be taken apart
+            return on(dict(batch), keys[0])
         whole = per_sample(lambda _, batch, keys: on(batch, keys[0]))
         return whole(params, batch, keys)
 
     @property
     def uses_keys(self) -> bool:
         """Whether samples are taken one at a time, each with its key."""
-        wants_key = len(inspect.signature(self.per_sample).parameters) > 2
-        return wants_key or (self._draws if self.random is None else self.random)
+        drawn = self._draws if self.random is None else self.random
+        return self._wants_key or drawn
+
+    @property
+    def _wants_key(self) -> bool:
+        return len(inspect.signature(self.per_sample).parameters) > 2
+
+    def _arguments(self, batch: Mapping[str, Any], key: Any) -> tuple[Any, ...]:
+        """What ``per_sample`` is given beside the module."""
+        return (batch, key) if self._wants_key else (batch,)
 
     def variant(
-        self, *, dtype: str | None = None, attention: str | None = None
+        self,
+        *,
+        dtype: str | None = None,
+        attention: str | None = None,
+        per_microbatch: bool | None = None,
     ) -> "ModelLoss":
-        """The same model and parameters, computing in another way.
+        """The same model and parameters, computing in another way; None: as before.
 
         What the module's builder does not offer stays as it is.
         """
         return dataclasses.replace(
-            self, dtype=dtype or self.dtype, attention=attention or self.attention
+            self,
+            dtype=dtype or self.dtype,
+            attention=attention or self.attention,
+            per_microbatch=self.per_microbatch
+            if per_microbatch is None
+            else per_microbatch,
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know of the module once the loss was traced."""
+        if not self._statistics:
+            return ()
+        return (
+            f"The running statistics {_listed(self._statistics)} stay as they are "
+            "made: training takes those of each microbatch and carries none on. The "
+            "loss's statistics(params, batches) gives them for trained parameters.",
+        )
+
+    @functools.cached_property
+    def _statistics(self) -> dict[str, None]:
+        """Running statistics that were seen to be written, in order."""
+        return {}
+
+    def _judge(self, written: Sequence[Written]) -> None:
+        """Refuses new values that would be lost without a word."""
+        others = [x for x in written if not x.is_statistic]
+        if others:
+            raise ModelError(
+                f"Variable {_listed(x.name for x in others)} ({others[0].kind}) is "
+                "written in the forward pass, and no step hands its new value to the "
+                "next one: samples of a step are computed apart, in no order. Switch "
+                "off what writes it (decoding caches, counters); or, if the loss alone "
+                f"reads it, name it: scratch=({others[0].kind},)."
+            )
+        if written and not self.per_microbatch:
+            raise ModelError(
+                f"Variable {_listed(x.name for x in written)} is a running statistic "
+                f"({written[0].kind}): it mixes the samples of a batch, so that the "
+                "loss is no sum over samples. Use a norm over features (LayerNorm, "
+                "RMSNorm, GroupNorm), or the stored statistics "
+                "(use_running_average=True); or set per_microbatch=True: each "
+                "microbatch then takes its own, and the running ones stay as they are."
+            )
+        self._statistics.update(dict.fromkeys(x.name for x in written))
+
+    @abc.abstractmethod
+    def statistics(
+        self, params: Any, batches: Iterable[Mapping[str, Any]], *, seed: int = 0
+    ) -> Any:
+        """The running statistics (BatchNorm's) after some batches, as a tree.
+
+        Training carries none on (see ``per_microbatch``). Here one device takes the
+        batches one after the other, whole, and the module averages as it does.
+
+        Args:
+            params: the tree of parameters.
+            batches: dicts of arrays, such as the loss is given.
+            seed: where the module draws random numbers, they follow from it.
+        """
 
     @abc.abstractmethod
     def init(self, key: Any) -> Any:
@@ -104,3 +196,9 @@ class ModelLoss(abc.ABC):
     @abc.abstractmethod
     def _apply(self, params: Any, arguments: tuple[Any, ...], key: Any) -> Any:
         """Calls ``per_sample`` on the module holding ``params``."""
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Some names, quoted; the first of many."""
+    quoted = [repr(name) for name in names]
+    return ", ".join(quoted[:3]) + (", ..." if len(quoted) > 3 else "")

@@ -2,14 +2,15 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from hexijax.layers.model_loss import ModelError, ModelLoss, accepted_by
+from hexijax.layers import jaxprs
+from hexijax.layers.model_loss import ModelLoss, Written, accepted_by
 
 
 def nnx_loss(
@@ -17,6 +18,7 @@ def nnx_loss(
     per_sample: Callable[..., tuple[Any, ...]],
     *,
     random: bool | None = None,
+    scratch: Sequence[type] = (),
     dtype: str | None = None,
     attention: str | None = None,
 ) -> "NnxLoss":
@@ -28,6 +30,8 @@ def nnx_loss(
             stands, whatever the experiment's.
         per_sample: ``per_sample(model, batch[, key])``, see above.
         random: whether the module draws random numbers; None: look for its streams.
+        scratch: types of variables that the forward pass writes for the loss alone to
+            read (``nnx.state(model, T)``); ``nnx.Intermediate`` always is one.
         dtype: compute dtype asked of ``build``.
         attention: attention implementation asked of ``build``.
     """
@@ -35,6 +39,7 @@ def nnx_loss(
         build=build,
         per_sample=per_sample,
         random=random,
+        scratch=tuple(scratch),
         dtype=dtype,
         attention=attention,
     )
@@ -72,14 +77,6 @@ class NnxLoss(ModelLoss):
         graph, params, seeds, fixed = nnx.split(
             self._abstract, nnx.Param, nnx.RngState, ...
         )
-        for path, variable in _flat_state(fixed):
-            if isinstance(variable, nnx.BatchStat):
-                raise ModelError(
-                    f"Variable {'/'.join(map(str, path))!r} is a running statistic "
-                    "(nnx.BatchStat): it mixes the samples of a batch, so that the "
-                    "loss is no sum over samples. Use a norm over features (LayerNorm, "
-                    "RMSNorm, GroupNorm)."
-                )
         abstract = [isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(fixed)]
         if any(abstract):
             # Compiled, so that the parameters beside them are never made.
@@ -113,15 +110,88 @@ class NnxLoss(ModelLoss):
         """The module holding ``params``."""
         return self._merge(params, jax.random.key(0))
 
-    def _merge(self, params: Any, key: Any) -> Any:
-        graph, abstract, seeds, fixed = self._split
-        state = jax.tree.map(lambda x: x, abstract)
+    def _merge(self, params: Any, key: Any, fixed: Any = None) -> Any:
+        graph, abstract, seeds, made = self._split
+        # Copies, because a variable can be written only where it was made.
+        state, fixed = jax.tree.map(
+            lambda x: x, (abstract, made if fixed is None else fixed)
+        )
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state, _seeded(seeds, key), fixed)
 
     def _apply(self, params: Any, arguments: tuple[Any, ...], key: Any) -> Any:
         key = jax.random.key(0) if key is None else key
-        return self.per_sample(self._merge(params, key), *arguments)
+        module = self._merge(params, key)
+        before = {path: _value(x) for path, x in self._carried(module)}
+        returned = self.per_sample(module, *arguments)
+        after = {path: _value(x) for path, x in self._carried(module)}
+        if any(before.get(path) is not x for path, x in after.items()):
+            # A transform (nnx.jit, nnx.scan) hands all variables back, new or not.
+            self._judge(self._written(params, arguments))
+        return returned
+
+    def _carried(self, module: Any) -> list[tuple[tuple[Any, ...], Any]]:
+        """Variables that a step would have to hand to the next one."""
+        own = (nnx.Param, nnx.RngState, nnx.Intermediate, *self.scratch)
+        return [
+            (path, x)
+            for path, x in _flat_state(nnx.state(module))
+            if not isinstance(x, own)
+        ]
+
+    def _written(self, params: Any, arguments: tuple[Any, ...]) -> list[Written]:
+        """Those that come out of the forward pass as other values."""
+        kinds: dict[tuple[Any, ...], type] = {}
+
+        def run(fixed: Any, params: Any, arguments: Any) -> Any:
+            module = self._merge(params, jax.random.key(0), fixed)
+            old = {path: _value(x) for path, x in self._carried(module)}
+            self.per_sample(module, *arguments)
+            after = self._carried(module)
+            kinds.update((path, type(x)) for path, x in after)
+            return [(old.get(path, 0.0), _value(x)) for path, x in after]
+
+        fixed = self._split[3]
+        structs = jax.tree.map(jaxprs.struct, (fixed, params, arguments))
+        jaxpr = jax.make_jaxpr(run)(*structs).jaxpr
+        origins = jaxprs.forwarded(jaxpr)
+        pairs = zip(origins[::2], origins[1::2], strict=True)
+        return [
+            Written(
+                name="/".join(map(str, path)),
+                kind=f"{_home(kind)}.{kind.__name__}",
+                is_statistic=issubclass(kind, nnx.BatchStat),
+            )
+            for (path, kind), (old, new) in zip(kinds.items(), pairs, strict=True)
+            if new is None or new != old
+        ]
+
+    def statistics(
+        self, params: Any, batches: Iterable[Mapping[str, Any]], *, seed: int = 0
+    ) -> Any:
+        """The running statistics after some batches, as nested dicts."""
+
+        @jax.jit
+        def after(fixed: Any, params: Any, batch: Any, key: Any) -> Any:
+            module = self._merge(params, key, fixed)
+            self.per_sample(module, *self._arguments(batch, key))
+            made = dict(_flat_state(nnx.state(module, _is_fixed)))
+            return nnx.from_flat_state([(x, made[x]) for x, _ in _flat_state(fixed)])
+
+        fixed = self._split[3]
+        for i, batch in enumerate(batches):
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            fixed = after(fixed, params, dict(batch), key)
+        return nnx.to_pure_dict(nnx.filter_state(fixed, nnx.BatchStat))
+
+
+def _value(x: Any) -> Any:
+    """What a variable holds; a plain array is its own value."""
+    return x.get_value() if isinstance(x, nnx.Variable) else x
+
+
+def _home(kind: type) -> str:
+    return "nnx" if kind.__module__.startswith("flax.nnx") else kind.__module__
 
 
 def _struct(x: Any) -> jax.ShapeDtypeStruct:

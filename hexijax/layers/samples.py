@@ -7,21 +7,18 @@ samples against those of each alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-import hexijax
 from hexijax.layers import dims, jaxprs, pieces
 from hexijax.layers.dims import Along, Mixed, Same, State, Summed, Unknown
 from hexijax.layers.equations import Equations
 from hexijax.layers.intake import loss_equations, named_outputs
+from hexijax.layers.places import place_of
 
 PROBE_MAX_PARAMS = 2_000_000
 """Models up to this size are tried with numbers."""
@@ -163,34 +160,6 @@ def _differ(a: Any, b: Any) -> bool:
     if not (jaxprs.is_literal(a) and jaxprs.is_literal(b)):
         return False
     return jaxprs.is_float(b.aval) and not np.array_equal(a.val, b.val, equal_nan=True)
-
-
-def place_of(eqn: Any, eqns: Sequence[Any]) -> str:
-    """The user's line an equation comes from: ``model.py:12 (function)``.
-
-    What JAX compiles by itself keeps no line of the user's; then it is the nearest of
-    the equations before it.
-    """
-    if line := _source_line(eqn):
-        return line
-    at = next((i for i, other in enumerate(eqns) if other is eqn), len(eqns))
-    before = (line for other in reversed(eqns[:at]) if (line := _source_line(other)))
-    return next((f"or after {line}" for line in before), "an unknown line")
-
-
-def _source_line(eqn: Any) -> str | None:
-    traceback = eqn.source_info.traceback
-    for frame in traceback.frames if traceback is not None else ():
-        if not frame.file_name.startswith(("<", *_LIBRARIES)):
-            return f"{frame.file_name}:{frame.line_num} ({frame.function_name})"
-    return None
-
-
-_LIBRARIES = tuple(
-    str(Path(module.__file__).parent)
-    for module in (jax, flax, optax, hexijax)
-    if module.__file__ is not None
-)
 
 
 def probe(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> bool:

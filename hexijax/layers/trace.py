@@ -23,7 +23,7 @@ from hexijax.layers.chain import Array, Chain, Group, Layer, Remat
 from hexijax.layers.figures import Figures, compute_dtype, layer_figures
 from hexijax.layers.intake import TraceError, loss_equations
 from hexijax.layers.layering import UNUSED, Layering
-from hexijax.layers.loss import per_sample
+from hexijax.layers.loss import ModelLoss, per_sample
 from hexijax.layers.segment import WEIGHT, Segment
 from hexijax.layers.tensor import tensor_dims
 
@@ -40,6 +40,7 @@ def trace_model(
     per_microbatch: bool = False,
     padded: bool = False,
     frozen: Collection[str] = (),
+    checked: bool = True,
 ) -> "TracedModel":
     """Traces ``loss`` and cuts it into layers.
 
@@ -53,15 +54,20 @@ def trace_model(
         padded: microbatches may hold padding; a loss that returns scalars is then
             taken sample by sample.
         frozen: names of parameters that do not train.
+        checked: hold it to being a sum over samples; False: another form of it was.
 
     Raises:
         TraceError: the loss does not have the form above, or (unless
             ``per_microbatch``) is no sum over samples.
     """
     params = jax.tree.map(jaxprs.struct, params)
+    if isinstance(loss, ModelLoss) and loss.per_microbatch != per_microbatch:
+        loss = loss.variant(per_microbatch=per_microbatch)
     equations = loss_equations(loss, params, batch, microbatch_size, frozen)
-    notes = () if per_microbatch else _check_samples(loss, params, batch)
+    wanted = checked and not per_microbatch
+    notes = _check_samples(loss, params, batch) if wanted else ()
     if padded and any(x.aval.ndim == 0 for x in equations.outputs.values()):
+        assert not per_microbatch, "padding would count among its samples"
         loss = per_sample(loss)
         equations = loss_equations(loss, params, batch, microbatch_size, frozen)
     return TracedModel(
@@ -70,7 +76,7 @@ def trace_model(
         layering=Layering(equations),
         microbatch_size=microbatch_size,
         name=name,
-        notes=notes,
+        notes=(*notes, *getattr(loss, "notes", ())),
     )
 
 

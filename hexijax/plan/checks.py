@@ -29,6 +29,32 @@ def check(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         rule(plan, chain, cluster)
 
 
+def check_whole(plan: Plan) -> None:
+    """All stages see the same samples together, for losses that are no sum over them.
+
+    Raises:
+      PlanError: a microbatch holds padding, or is cut into lanes in unlike ways.
+    """
+    for r, replica in enumerate(plan.replicas):
+        lanes = [stage.lanes for stage in replica.stages]
+        if len(set(lanes)) > 1:
+            raise PlanError(
+                f"The stages of replica {r} have {', '.join(map(str, lanes))} lanes, "
+                "and with per_microbatch=True the samples of a lane are a microbatch "
+                "of their own: the stages would see unlike ones. Give all stages of a "
+                "replica the same number of lanes."
+            )
+        count, size = replica.microbatches, replica.microbatch_size
+        if replica.samples != count * size:
+            raise PlanError(
+                f"Replica {r} takes {replica.samples} samples in {count} microbatches "
+                f"of {size}, which hold {count * size}: the rest is padding, and with "
+                "per_microbatch=True it would count in the loss of its microbatch. "
+                f"Write samples {count * size}, with the batch to match, or a size "
+                f"that divides {replica.samples}."
+            )
+
+
 def adopt(plan: Plan, chain: Chain, cluster: Cluster) -> Plan:
     """The plan, checked, with the fingerprints that a person may leave out."""
     check(plan, chain, cluster)

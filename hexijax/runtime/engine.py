@@ -24,6 +24,7 @@ from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import KEYS, Segment
 from hexijax.layers.trace import TracedModel, trace_model
+from hexijax.plan.checks import check_whole
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
 from hexijax.program import names
@@ -99,6 +100,8 @@ class Engine:
     ):
         self.experiment, self.plan, self.chain = experiment, plan, chain
         self.cluster, self.devices = cluster, dict(devices)
+        if experiment.per_microbatch:
+            check_whole(plan)
         self._abstract = abstract_params(experiment)
         _check_frozen(frozen_names(experiment, self._abstract), chain)
         reach = classify(experiment.optimizer, self._abstract, frozen=chain.frozen)

@@ -51,7 +51,7 @@ class PlainEngine:
         self.experiment, self.device, self._form = experiment, device, form
         loss, dtype = experiment.loss, dtype or experiment.dtype
         if hasattr(loss, "variant"):
-            loss = loss.variant(dtype=dtype, attention=None)
+            loss = loss.variant(dtype=dtype, per_microbatch=experiment.per_microbatch)
         self._loss = loss
         self.loss_scale = loss_scale(experiment.loss_scale, [dtype])
         """What multiplies the loss, or that it is searched for."""

@@ -174,6 +174,42 @@ def test_a_model_without_blocks_is_one_layer_and_says_so():
     assert 'checkpoint_name(x, "layer:NAME")' in model.chain.notes[0]
 
 
+def test_blocks_used_in_turns_are_one_layer_and_it_says_where():
+    def apply(p: Any, x: Any) -> Any:
+        first, second = p["blocks"]
+        x = x @ first["up"]["w"]
+        x = x @ second["up"]["w"]
+        x = x @ first["down"]["w"]
+        return x @ second["down"]["w"]
+
+    model = traced({"blocks": [BLOCK] * 2}, apply)
+    assert model.layering.names == ("model",)
+    note = model.chain.notes[0]
+    line = apply.__code__.co_firstlineno
+    assert note.startswith("blocks/0 is used again, at ")
+    again, begins = note.split(", after blocks/1 has begun, at ")
+    assert f"test_cut.py:{line + 4} (" in again
+    assert f"test_cut.py:{line + 3} (" in begins
+    assert ", so that no cut parts them: the model is one layer. Mark" in begins
+    assert note.endswith('with jax.ad_checkpoint.checkpoint_name(x, "layer:NAME").')
+
+
+def test_a_marker_that_cannot_start_a_layer_says_so():
+    @jax.checkpoint
+    def inner(p: Any, x: Any) -> Any:
+        return block(p, checkpoint_name(x, "layer:middle"))
+
+    def apply(p: Any, x: Any) -> Any:
+        return inner(p["blocks"][1], block(p["blocks"][0], x))
+
+    model = traced({"blocks": [BLOCK] * 2}, apply)
+    assert model.layering.names == ("blocks/0", "blocks/1")
+    (note,) = model.chain.notes
+    assert note.startswith("The marker middle stands inside a `")
+    assert "test_cut.py" in note
+    assert note.endswith("it starts no layer. Put it before or after.")
+
+
 def test_tied_and_unread_parameters_have_groups():
     params = {"table": MATRIX, "blocks": [BLOCK] * 2, "spare": MATRIX}
 

@@ -4,16 +4,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import flax.linen as linen
 import jax
 import jax.numpy as jnp
 import pytest
 import zoo
-from flax import nnx
 
 from hexijax.errors import UserError
 from hexijax.layers import samples, trace
-from hexijax.layers.loss import linen_loss, nnx_loss
 from hexijax.layers.trace import trace_model
 
 PARAMS = {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32)}
@@ -115,25 +112,6 @@ def test_what_mixes_samples_is_refused(
         assert first < int(line) < first + 5
     model = trace_model(loss, PARAMS, BATCH, microbatch_size=4, per_microbatch=True)
     assert model.layering.names == ("model",)
-
-
-def test_running_statistics_are_refused_by_variable_name():
-    class Model(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.norm = nnx.BatchNorm(8, rngs=rngs)
-
-    class LinenModel(linen.Module):
-        @linen.compact
-        def __call__(self, x: Any) -> Any:
-            return linen.BatchNorm(use_running_average=False, name="norm")(x)
-
-    def by_sample(model: Any, batch: Any) -> Any:
-        return model(batch["x"]).sum(1), ones(batch)
-
-    with pytest.raises(UserError, match=r"Variable 'norm/mean' is a running statistic"):
-        nnx_loss(lambda rngs: Model(rngs), by_sample).abstract_params()
-    with pytest.raises(UserError, match=r"'batch_stats/norm/mean' is a running stat"):
-        linen_loss(LinenModel(), by_sample, example=BATCH).abstract_params()
 
 
 def test_a_weight_that_depends_on_parameters_is_refused():
