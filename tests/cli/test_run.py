@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hexijax.cli.main import main
+from hexijax.plan.precision import FIRST_SCALE
 from hexijax.report.metrics import read_metrics
 from hexijax.report.words import seconds
 
@@ -85,19 +86,27 @@ def test_any_cluster_file_is_emulated_and_planned_for(tmp_path: Path, capsys):
 
 
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys):
-    assert run(tmp_path, "--set", "steps=5") == 0
-    half = ("--out", str(tmp_path / "half"))
+    dynamic = ("--set", "loss_scale=dynamic")
+    assert run(tmp_path, *dynamic, "--set", "steps=5") == 0
+    half = ("--out", str(tmp_path / "half"), *dynamic)
     assert run(tmp_path, *half, "--set", "steps=3", "--save-every", "2") == 0
     folder = tmp_path / "half" / "tiny-001"
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "3"]
     assert run(tmp_path, *half, "--resume", "--set", "steps=5") == 0
     assert losses(folder) == losses(tmp_path / "tiny-001")
-    assert json.loads((folder / "report.json").read_text())["steps"] == 5
+    lines = read_metrics(folder / "metrics.jsonl")
+    assert {(line["scale"], line["skipped"]) for line in lines} == {(FIRST_SCALE, 0)}
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["steps"], report["skipped_steps"]) == (5, 0)
 
     capsys.readouterr()
     for arguments, says in [
         (["--set", "steps=2"], "has done 5 steps already and 2 were asked for"),
         (["--set", "seed=1"], "its seed is 0, this run's is 1"),
+        (
+            ["--set", "loss_scale=1"],
+            "its loss scale is dynamic, this run's is fixed",
+        ),
         (["--plan", "single"], "belongs to another plan or model. The first differ"),
         (["--set", "width=16"], "first difference is at"),
     ]:

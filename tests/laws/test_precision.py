@@ -5,7 +5,7 @@ float32: a plan over the three gives one device's numbers.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flax import nnx
 from experiments.bench_mixed import remembering
 from hexijax import checkpoint
 from hexijax.cluster import Cluster
+from hexijax.data import TextBytes
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.job.intake import trace_chain, training_facts
@@ -41,6 +42,7 @@ from hexijax.runtime import scaling
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.plain import PlainEngine
 from models.llama import Llama, LlamaConfig
+from models.losses import next_token_loss
 from tests.laws.law_models import LENGTH, VOCAB, WIDTH, score, tokens
 
 BATCH_SIZE = 6
@@ -62,23 +64,28 @@ link = { latency_us = 15, bandwidth_gb_per_s = 12 }
 NEW, OLD, OLDEST, OTHER = "box/0", "box/1", "box/2", "box/3"
 
 
-def build(
-    rngs: nnx.Rngs, dtype: str = "float32", attention: str | None = None
-) -> Llama:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        width=WIDTH,
-        depth=2,
-        num_heads=2,
-        num_kv_heads=2,
-        ff_width=2 * WIDTH,
-        dtype=dtype,
-        attention=attention,
-    )
-    return Llama(config, rngs=rngs)
+def llama(vocab_size: int, width: int) -> Callable[..., Llama]:
+    """A builder that a stage can ask for its dtype."""
+
+    def build(
+        rngs: nnx.Rngs, dtype: str = "float32", attention: str | None = None
+    ) -> Llama:
+        config = LlamaConfig(
+            vocab_size=vocab_size,
+            width=width,
+            depth=2,
+            num_heads=2,
+            num_kv_heads=2,
+            ff_width=2 * width,
+            dtype=dtype,
+            attention=attention,
+        )
+        return Llama(config, rngs=rngs)
+
+    return build
 
 
-LOSS = nnx_loss(build, score)
+LOSS = nnx_loss(llama(VOCAB, WIDTH), score)
 
 
 class Tokens:
@@ -125,7 +132,9 @@ def stages(*parts: tuple[str, int]) -> tuple[Stage, ...]:
     return tuple(made)
 
 
-def plan_of(*replicas: tuple[tuple[Stage, ...], int, int]) -> Plan:
+def plan_of(
+    *replicas: tuple[tuple[Stage, ...], int, int], model: Chain | None = None
+) -> Plan:
     """Of (stages, microbatches, samples)."""
     made = tuple(
         Replica(
@@ -137,7 +146,7 @@ def plan_of(*replicas: tuple[tuple[Stage, ...], int, int]) -> Plan:
         for stages, count, samples in replicas
     )
     plan = Plan(replicas=made, batch_size=sum(r.samples for r in made))
-    checks.check(plan, chain(), cluster())
+    checks.check(plan, model or chain(), cluster())
     return plan
 
 
@@ -253,6 +262,42 @@ def test_an_overflow_on_one_stage_skips_the_step_everywhere_once(tmp_path: Path)
     for step in (1, 2):
         batch = tokens(BATCH_SIZE, step)
         assert again.step(batch, step).fetch() == mixed.step(batch, step).fetch()
+
+
+@pytest.mark.laws
+def test_two_hundred_steps_of_three_dtypes_end_at_float32s_loss(
+    record_property: Callable[[str, object], None],
+):
+    def by_sample(model: Any, batch: Any) -> Any:
+        return next_token_loss(model(batch["inputs"]), batch["targets"])
+
+    job = experiment(
+        loss=nnx_loss(llama(256, 64), by_sample),
+        optimizer=optax.adamw(3e-3),
+        data=TextBytes(length=64),
+        batch_size=12,
+        clip_norm=1.0,
+        steps=200,
+    )
+    model = trace_chain(job)
+    pipeline = stages((NEW, 1), (OLD, 1), (OLDEST, 2))
+    plan = plan_of((pipeline, 2, 8), (stages((OTHER, 4)), 1, 4), model=model)
+    mixed = make_machine(job, cluster(), model, plan, emulate=True).engine
+    mixed.init()
+    losses: dict[str, list[dict[str, float]]] = {}
+    for name, made in {"mixed": mixed, "single": single(job, "float32")}.items():
+        batches = job.data.batches(job.batch_size)
+        losses[name] = [made.step(next(batches), i).fetch() for i in range(job.steps)]
+    ends = {
+        name: float(np.mean([numbers["loss"] for numbers in line[-20:]]))
+        for name, line in losses.items()
+    }
+    skipped = sum(numbers["skipped"] for numbers in losses["mixed"])
+    first = losses["single"][0]["loss"]
+    record_property("loss", f"{first:.3f} -> {ends}")
+    record_property("skipped, last scale", (skipped, losses["mixed"][-1]["scale"]))
+    assert ends["single"] < 0.6 * first
+    assert ends["mixed"] == pytest.approx(ends["single"], rel=0.01)
 
 
 def test_a_scale_halves_at_once_and_doubles_after_many_good_steps():
