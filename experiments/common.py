@@ -6,7 +6,7 @@ from collections.abc import Callable
 import optax
 from flax import nnx
 
-from hexijax.data import RandomTokens, TextBytes, TokenFile, open_data
+from hexijax.data import RandomTokens, Text, TextBytes, TokenFile, open_data
 from hexijax.layers.loss import ModelLoss, nnx_loss
 from models.config import TransformerConfig
 from models.losses import next_token_loss
@@ -40,7 +40,7 @@ def adamw(peak_rate: float, steps: int) -> optax.GradientTransformation:
 
 def tokens(
     path: str | None, length: int, vocab_size: int
-) -> TextBytes | TokenFile | RandomTokens:
+) -> TextBytes | Text | TokenFile | RandomTokens:
     """The tokens of a file; without one, random ones."""
     if path is None:
         return RandomTokens(vocab_size, length)

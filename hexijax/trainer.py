@@ -37,7 +37,7 @@ from hexijax.job.handed import (
     position,
     zeros_like,
 )
-from hexijax.job.intake import problem, trace_chain
+from hexijax.job.intake import check_vocabulary, problem, trace_chain
 from hexijax.job.loop import Line, Loop, ended
 from hexijax.job.machine import Machine, make_machine
 from hexijax.job.plans import check_plan, new_plan, read_plan
@@ -316,6 +316,8 @@ class Trainer:
             self.prepare(first)
             waiting = itertools.chain([first], iterator)
         job = self._made("an engine")
+        check_vocabulary(batches, job.chain, "fit's data")
+        check_vocabulary(eval_data, job.chain, "fit's eval_data")
         experiment = dataclasses.replace(
             job.experiment,
             steps=self._steps_done + steps,

@@ -146,7 +146,11 @@ class GroupedQueryAttention(nnx.Module):
         self.config = config
 
     def __call__(
-        self, x_BTD: jax.Array, cos_TR: jax.Array, sin_TR: jax.Array
+        self,
+        x_BTD: jax.Array,
+        cos_TR: jax.Array,
+        sin_TR: jax.Array,
+        segments_BT: jax.Array | None = None,
     ) -> jax.Array:
         config = self.config
         head = (*x_BTD.shape[:2], -1, config.head_dim)
@@ -155,6 +159,7 @@ class GroupedQueryAttention(nnx.Module):
             rotate(self.key(x_BTD).reshape(head), cos_TR, sin_TR),
             self.value(x_BTD).reshape(head),
             causal=True,
+            segments_BT=segments_BT,
             implementation=config.attention,
         )
         return self.out(y_BTNH.reshape(x_BTD.shape))
@@ -185,9 +190,14 @@ class Block(nnx.Module):
         self.dropout = make_dropout(config, rngs)
 
     def __call__(
-        self, x_BTD: jax.Array, cos_TR: jax.Array, sin_TR: jax.Array
+        self,
+        x_BTD: jax.Array,
+        cos_TR: jax.Array,
+        sin_TR: jax.Array,
+        segments_BT: jax.Array | None = None,
     ) -> jax.Array:
-        y_BTD = self.attention(self.attention_norm(x_BTD), cos_TR, sin_TR)
+        x = self.attention_norm(x_BTD)
+        y_BTD = self.attention(x, cos_TR, sin_TR, segments_BT)
         x_BTD = x_BTD + self.dropout(y_BTD)
         return x_BTD + self.dropout(self.ff(self.ff_norm(x_BTD)))
 
@@ -213,9 +223,17 @@ class Llama(nnx.Module):
         )
         self.config = config
 
-    def __call__(self, tokens_BT: jax.Array) -> jax.Array:
+    def __call__(
+        self, tokens_BT: jax.Array, segments_BT: jax.Array | None = None
+    ) -> jax.Array:
+        """Logits of the next token at each position.
+
+        ``segments_BT`` are numbers of the documents packed into a sequence, none of
+        which sees another; rotary positions are relative, so they need not start anew.
+        """
         config, table_VD = self.config, self.embed.embedding[...]
         rope = rope_table(tokens_BT.shape[1], config.head_dim, config.rope_theta)
         x_BTD = embed_tokens(table_VD, tokens_BT, config.dtype)
-        x_BTD = self.norm(run_blocks(self.blocks, x_BTD, *rope))
+        shared = rope if segments_BT is None else (*rope, segments_BT)
+        x_BTD = self.norm(run_blocks(self.blocks, x_BTD, *shared))
         return tied_logits(table_VD, x_BTD) if self.head is None else self.head(x_BTD)

@@ -160,6 +160,12 @@ def _resume(
     return saved.step
 
 
+def _fingerprints(experiment: Experiment) -> dict[str, str]:
+    """Of what is trained and evaluated on, by field."""
+    fields = {"data": experiment.data, "eval_data": experiment.eval_data}
+    return {k: v.fingerprint() for k, v in fields.items() if v is not None}
+
+
 def _report(
     arguments: argparse.Namespace,
     folder: RunFolder,
@@ -180,6 +186,7 @@ def _report(
         cluster=session.cluster,
         devices=machine.devices,
         peak_bytes_by_device=machine.engine.peak_bytes_by_device(),
+        data=_fingerprints(session.experiment),
     )
     write_json(folder.report, report)
     if arguments.json:

@@ -24,6 +24,11 @@ class RandomTokens:
     seed: int = 0
     """Of the tokens."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens are below it."""
+        return self.vocab_size
+
     def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
         return _Draws(self, batch_size)

@@ -44,6 +44,11 @@ class TextBytes:
     seed: int = 0
     """Order of the samples."""
 
+    @property
+    def vocabulary(self) -> int:
+        """Tokens are below it."""
+        return self.vocab_size
+
     def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
         return self._windows.batches(batch_size, self.seed)

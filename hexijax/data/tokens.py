@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hexijax.data.text import TextBytes
+from hexijax.data.texts import Text
+from hexijax.data.tokenizer import BYTES
 from hexijax.data.windows import Windows
 from hexijax.errors import UserError, did_you_mean
 from hexijax.experiment import BatchIterator
@@ -41,6 +43,11 @@ class TokenFile:
 
     seed: int = 0
     """Order of the samples."""
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Tokens are below it; None: not known before they are read."""
+        return self.vocab_size
 
     def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
@@ -96,12 +103,20 @@ def map_tokens(path: str, dtype: str) -> np.ndarray:
 
 
 def open_data(
-    path: str | None, length: int, *, vocab_size: int = 256, held_out: bool = False
-) -> TextBytes | TokenFile:
-    """Tokens where the name ends in .npy, .bin or .tokens, else text as bytes."""
+    path: str | None,
+    length: int,
+    *,
+    vocab_size: int = 256,
+    held_out: bool = False,
+    tokenizer: str = BYTES,
+) -> TextBytes | Text | TokenFile:
+    """Tokens where the name ends in .npy, .bin or .tokens, else text: as bytes, or made
+    into tokens by ``tokenizer``."""
     if path is not None and path.endswith(SUFFIXES):
         return TokenFile(path, length, vocab_size=vocab_size, held_out=held_out)
-    return TextBytes(path, length, vocab_size=vocab_size, held_out=held_out)
+    if tokenizer == BYTES:
+        return TextBytes(path, length, vocab_size=vocab_size, held_out=held_out)
+    return Text(path, length, tokenizer, vocab_size=vocab_size, held_out=held_out)
 
 
 def _map_npy(file: Path) -> np.ndarray:

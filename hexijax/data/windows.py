@@ -8,6 +8,7 @@ tokens are then taken in one indexing. Read without threads: JAX computes meanwh
 
 import dataclasses
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
@@ -16,6 +17,35 @@ from hexijax.experiment import BatchIterator
 
 HELD_OUT_EVERY = 20
 """One window in this many is kept from training."""
+
+
+def shuffled(
+    count: int,
+    take: Callable[[np.ndarray], dict[str, np.ndarray]],
+    batch_size: int,
+    seed: int,
+) -> BatchIterator:
+    """Endless batches of what has these many places, each pass in another order.
+
+    Args:
+        count: places.
+        take: makes a batch of some of them.
+        batch_size: samples of a batch.
+        seed: of the order.
+    """
+    import grain  # here, because it imports jax
+
+    # Not endless: grain's length of that overflows with small batches.
+    passes = sys.maxsize // count // 2
+    dataset = (
+        grain.MapDataset.range(count)
+        .shuffle(seed=seed)
+        .repeat(passes)
+        .batch(batch_size)
+        .map(take)
+    )
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return iter(dataset.to_iter_dataset(options))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,19 +108,7 @@ class Windows:
 
         The position (``get_state``) is one number, good for this ``batch_size`` only.
         """
-        import grain  # here, because it imports jax
-
-        # Not endless: grain's length of that overflows with small batches.
-        passes = sys.maxsize // len(self) // 2
-        dataset = (
-            grain.MapDataset.range(len(self))
-            .shuffle(seed=seed)
-            .repeat(passes)
-            .batch(batch_size)
-            .map(self.take)
-        )
-        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        return iter(dataset.to_iter_dataset(options))
+        return shuffled(len(self), self.take, batch_size, seed)
 
     def _check_vocabulary(self, tokens_BT: np.ndarray, offsets_BT: np.ndarray) -> None:
         # JAX clamps silently. Batch by batch, as a whole file may be terabytes.

@@ -6,6 +6,8 @@
 On shapes alone: nothing is computed.
 """
 
+from typing import Any
+
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, Experiment
@@ -38,7 +40,7 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
             "gradient transformation, such as optax.adamw(1e-3)."
         )
     abstract = abstract_params(experiment)
-    return kernels.trace_chain(
+    chain = kernels.trace_chain(
         experiment.loss,
         abstract,
         next(experiment.data.batches(1)) if batch is None else batch,
@@ -48,6 +50,26 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
         tokens_per_sample=experiment.tokens_per_sample,
         frozen=frozen_names(experiment, abstract),
     )
+    for field in ("data", "eval_data"):
+        check_vocabulary(getattr(experiment, field), chain, f"Experiment.{field}")
+    return chain
+
+
+def check_vocabulary(data: Any, chain: Chain, what: str) -> None:
+    """Raises a ``UserError`` where ``data`` may hold tokens that the model has no row
+    for, as far as either is known; each batch is looked at besides."""
+    tokens, inputs = getattr(data, "vocabulary", None), chain.batch.get("inputs")
+    if tokens is None or inputs is None or inputs.rows is None:
+        return
+    if tokens > inputs.rows:
+        made_by = getattr(data, "tokenizer", "")
+        raise UserError(
+            f"{what} has a vocabulary of {tokens:,} tokens"
+            + (f" (tokenizer {made_by!r})" if made_by else "")
+            + f", and the model's {inputs.picks} has {inputs.rows:,} rows. Name the "
+            f"tokenizer that the model was made for, or give the model {tokens:,} rows "
+            "or more."
+        )
 
 
 def plan_options(experiment: Experiment) -> PlanOptions:

@@ -109,6 +109,12 @@ class Array:
     dtype: str
     """NumPy name of the dtype."""
 
+    rows: int | None = dataclasses.field(default=None, compare=False)
+    """Of the parameter that its numbers pick rows of; None: none that is known."""
+
+    picks: str = dataclasses.field(default="", compare=False)
+    """Name of that parameter."""
+
     @property
     def num_bytes(self) -> int:
         """Bytes of one sample's array."""
@@ -212,7 +218,12 @@ class Chain:
             layers=tuple(map(Layer.from_json, data["layers"])),
             groups=tuple(map(group, data["groups"])),
             batch={
-                k: Array(shape=tuple(v["shape"]), dtype=v["dtype"])
+                k: Array(
+                    shape=tuple(v["shape"]),
+                    dtype=v["dtype"],
+                    rows=v.get("rows"),
+                    picks=v.get("picks", ""),
+                )
                 for k, v in data["batch"].items()
             },
             dtype=data["dtype"],

@@ -24,6 +24,7 @@ from hexijax.layers.figures import Figures, compute_dtype, layer_figures
 from hexijax.layers.intake import TraceError, loss_equations
 from hexijax.layers.layering import UNUSED, Layering
 from hexijax.layers.loss import ModelLoss, per_sample
+from hexijax.layers.rows import picked_rows
 from hexijax.layers.segment import WEIGHT, Segment
 from hexijax.layers.tensor import tensor_dims
 
@@ -225,9 +226,13 @@ class TracedModel:
             )
             for group, variables in layering.groups
         )
+        picked = picked_rows(equations)
         batch = {
             name: Array(
-                shape=tuple(v.aval.shape[1:]), dtype=np.dtype(v.aval.dtype).name
+                shape=tuple(v.aval.shape[1:]),
+                dtype=np.dtype(v.aval.dtype).name,
+                rows=picked[name].rows if name in picked else None,
+                picks=picked[name].leaf if name in picked else "",
             )
             for v, name in equations.batch.items()
         }

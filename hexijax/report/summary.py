@@ -28,6 +28,7 @@ def make_report(
     cluster: Cluster,
     devices: Mapping[str, str],
     peak_bytes_by_device: Mapping[str, int],
+    data: Mapping[str, str] | None = None,
 ) -> Report:
     """All figures of a run, JSON-able.
 
@@ -40,6 +41,7 @@ def make_report(
         cluster: whose devices the plan names.
         devices: what JAX calls the device that stands for each name.
         peak_bytes_by_device: measured; empty where the backend does not count.
+        data: fingerprints of what was trained and evaluated on.
     """
     return {
         "version": FORMAT_VERSION,
@@ -58,6 +60,7 @@ def make_report(
             {"name": name, "kind": _kind(cluster, name), "jax": jax_name}
             for name, jax_name in devices.items()
         ],
+        "data": dict(data or {}),
         "versions": versions(),
         "replicas": report_replicas(plan) if plan else [],
     }

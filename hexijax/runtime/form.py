@@ -98,6 +98,7 @@ class BatchForm:
                     f"{_word(want.dtype, want.shape)}, which programs are compiled "
                     "for. Pad or cast it, or make a job of its own for such batches."
                 )
+            _check_rows(name, x, want, what)
             if len(x) == self.size or (short and 0 < len(x) < self.size):
                 continue
             rule = (
@@ -154,6 +155,23 @@ def _array(name: str, given: Any, what: str) -> np.ndarray:
             "not read, as text and names."
         )
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+
+
+def _check_rows(name: str, x: np.ndarray, want: Array, what: str) -> None:
+    """JAX would take the last row, or NaN, for a row that is not there."""
+    if want.rows is None or not x.size:
+        return
+    most, least = int(x.max()), int(x.min())
+    if most < want.rows and least >= -want.rows:
+        return
+    wrong = most if most >= want.rows else least
+    sample = int(np.argwhere(x == wrong)[0][0])
+    raise UserError(
+        f"{what}: {name!r} has the number {wrong:,} in sample {sample}, and the "
+        f"model's {want.picks} has {want.rows:,} rows, numbered from 0. Where these "
+        "are tokens, a tokenizer of another vocabulary made them: name the model's "
+        "own, or give the model as many rows."
+    )
 
 
 def _word(dtype: str, shape: tuple[int, ...]) -> str:

@@ -51,6 +51,7 @@ def test_a_run_leaves_its_plan_its_metrics_and_its_report(tmp_path: Path, capsys
     report = json.loads(report_file.read_text())
     assert report == json.loads((folder / "report.json").read_text())
     assert report["status"] == "done"
+    assert report["data"] == {"data": "random-16-4-0"}
     assert report["steps"] == 4
     assert report["loss_last"] == losses(folder)[-1] < report["loss_first"]
     assert report["tokens_per_s"] > 0 < report["mfu"]
