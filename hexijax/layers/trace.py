@@ -209,7 +209,7 @@ class TracedModel:
         prelude = pieces.batch_prelude(equations, [atom])
         given = {v: batch[name] for v, name in equations.batch.items() if name in batch}
         given |= equations.consts
-        return prelude(*[given[v] for v in prelude.invars])[0]
+        return jnp.asarray(prelude(*[given[v] for v in prelude.invars])[0])
 
     @functools.cached_property
     def chain(self) -> Chain:

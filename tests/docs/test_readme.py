@@ -88,6 +88,28 @@ def test_own_model_trains_on_stand_ins_for_own_cluster(
     assert second["loss"] < first["loss"] < 5.6  # ln 256 is 5.55
 
 
+def test_an_own_loop_changes_by_three_lines_and_no_number(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    lines = block("diff").replace("range(20)", "range(4)").splitlines()
+    added = [line[1:].strip() for line in lines if line.startswith("+")]
+    assert [line.split("(")[0] for line in added] == [
+        "import hexijax; hexijax.emulate",
+        "return losses, np.ones",
+        "trainer = hexijax.Trainer",
+        "value = trainer.step",
+    ]
+    monkeypatch.chdir(folder)
+    printed = []
+    for other in "+-":  # the program without the lines of the other
+        program = "\n".join(x[1:] for x in lines if not x.startswith(other))
+        exec(compile(program, "loop.py", "exec"), {})
+        printed.append(capsys.readouterr().out)
+    plain, ours = printed
+    assert ours == plain
+    assert len(ours.splitlines()) == 4
+
+
 def test_every_extra_for_a_card_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = set(re.findall(r"-e '\.\[(\w+)\]'", README))
