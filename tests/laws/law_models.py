@@ -138,7 +138,7 @@ def adapted(model: Any, rngs: nnx.Rngs) -> Any:
         up = block.ff.up
         block.ff.up = nnx.LoRA(
             up.in_features,
-            2,
+            4,
             up.out_features,
             base_module=up,
             b_initializer=nnx.initializers.normal(0.1),

@@ -45,13 +45,29 @@ def make_chain(
     ]
     split = [part for g in (*groups, *shared) for part in _parts(g, frozen)]
     names = [[g.name for g in split if i in g.layers] for i in range(num_layers)]
-    return Chain(
+    chain = Chain(
         name="example",
         layers=tuple(
             _layer(i, num_layers, names[i], sizes[i]) for i in range(num_layers)
         ),
         groups=tuple(sorted(split, key=lambda g: g.layers[0])),
         batch={"tokens": Array(shape=(16,), dtype="int32")},
+    )
+    layers = enumerate(chain.layers)
+    run = (x if i >= chain.first_trained else without_backward(x) for i, x in layers)
+    return dataclasses.replace(chain, layers=tuple(run))
+
+
+def without_backward(layer: Layer) -> Layer:
+    """A layer before the first that trains."""
+    return dataclasses.replace(
+        layer,
+        backward=False,
+        backward_flops=0.0,
+        backward_bytes=0.0,
+        activation_bytes=dict.fromkeys(Remat, 0),
+        handed_bytes=0,
+        reads_input=(),
     )
 
 

@@ -31,6 +31,24 @@ def random_plan(
     return plan, chain, StepRules(clip=clip, dynamic_scale=dynamic)
 
 
+def frozen_plan(seed: int) -> tuple[Plan, Chain, StepRules]:
+    """A random plan over a chain of which some parameters, not all, train."""
+    plan, chain, rules = random_plan(seed, max_layers=16, max_microbatches=6)
+    rng = random.Random(seed)
+    every = [leaf.name for leaf in chain.leaves()]
+    trained = rng.sample(every, rng.randint(1, len(every)))
+    if rng.random() < 0.5:  # nothing before some layer
+        first = rng.randrange(len(chain.layers))
+        late = [
+            leaf.name for g in chain.groups if g.layers[0] >= first for leaf in g.leaves
+        ]
+        trained = [name for name in trained if name in late] or late[-1:] or trained
+    sizes = [chain.group(f"l{i}").leaves[0].shape[0] for i in range(len(chain.layers))]
+    tied = {g.name: g.layers for g in chain.groups if g.name.startswith("tied")}
+    frozen = set(every) - set(trained)
+    return plan, make_chain(len(sizes), tied=tied, sizes=sizes, frozen=frozen), rules
+
+
 def _chain(rng: random.Random, max_layers: int) -> Chain:
     num_layers = rng.randint(1, max_layers)
     tied = {

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Plan, Schedule
+from hexijax.plan.plan import Schedule
 from hexijax.program import names
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
@@ -29,28 +29,10 @@ from hexijax.program.program import (
 from hexijax.program.text import by_stage, parse, render
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.program.golden import in_bfloat16
-from tests.program.random_plans import random_plan
+from tests.program.random_plans import frozen_plan
 from tests.program.variants import with_body
 
 RULES = StepRules()
-
-
-def frozen_case(seed: int) -> tuple[Plan, Chain, StepRules]:
-    """A random plan over a chain of which some parameters, not all, train."""
-    plan, chain, rules = random_plan(seed, max_layers=16, max_microbatches=6)
-    rng = random.Random(seed)
-    every = [leaf.name for leaf in chain.leaves()]
-    trained = rng.sample(every, rng.randint(1, len(every)))
-    if rng.random() < 0.5:  # nothing before some layer
-        first = rng.randrange(len(chain.layers))
-        late = [
-            leaf.name for g in chain.groups if g.layers[0] >= first for leaf in g.leaves
-        ]
-        trained = [name for name in trained if name in late] or late[-1:] or trained
-    sizes = [chain.group(f"l{i}").leaves[0].shape[0] for i in range(len(chain.layers))]
-    tied = {g.name: g.layers for g in chain.groups if g.name.startswith("tied")}
-    frozen = set(every) - set(trained)
-    return plan, make_chain(len(sizes), tied=tied, sizes=sizes, frozen=frozen), rules
 
 
 def gradients_of(program: Program) -> set[str]:
@@ -66,7 +48,7 @@ def gradients_of(program: Program) -> set[str]:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_what_does_not_train_has_no_gradient_no_update_and_no_traffic(seed: int):
-    plan, chain, rules = frozen_case(seed)
+    plan, chain, rules = frozen_plan(seed)
     program = lower(plan, chain, rules=rules)  # and proves it
     groups = buckets(plan, chain)
     trained = {g.name for g in groups if g.trainable}
@@ -81,7 +63,7 @@ def test_what_does_not_train_has_no_gradient_no_update_and_no_traffic(seed: int)
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_cotangent_goes_further_than_the_first_layer_that_trains(seed: int):
-    plan, chain, rules = frozen_case(seed)
+    plan, chain, rules = frozen_plan(seed)
     program = lower(plan, chain, rules=rules)
     borders = {
         int(b.subject.removeprefix("L"))

@@ -20,7 +20,7 @@ from hexijax.simulator.memory import lives
 from hexijax.simulator.steps import Steps
 from hexijax.simulator.tasks import tasks
 from tests.program.examples import make_chain, make_plan, make_stages
-from tests.program.random_plans import random_plan
+from tests.program.random_plans import frozen_plan, random_plan
 from tests.simulator.test_fold import heavy, repeating
 from tests.simulator.test_simulator import cluster
 
@@ -43,6 +43,8 @@ def unlike(chain: Chain, rng: random.Random) -> Chain:
                 border_bytes=border,
                 activation_bytes=kept,
             )
+            if layer.backward
+            else dataclasses.replace(layer, forward_flops=flops, border_bytes=border)
         )
     batch = {"tokens": Array(shape=(rng.choice([1, 10**3, 10**6]),), dtype="int32")}
     return dataclasses.replace(chain, layers=tuple(layers), batch=batch)
@@ -56,7 +58,17 @@ def unlike(chain: Chain, rng: random.Random) -> Chain:
 @example(172)  # cotangents come back to an eager stage before it needs them
 @example(243)  # an eager stage is ahead of the next by more than that one holds
 def test_no_device_holds_more_than_promised(seed: int):
-    plan, chain, rules = random_plan(seed, max_layers=12, max_microbatches=6)
+    check_promise(seed, *random_plan(seed, max_layers=12, max_microbatches=6))
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 100_000))
+def test_nor_where_some_parameters_do_not_train(seed: int):
+    check_promise(seed, *frozen_plan(seed))
+
+
+def check_promise(seed: int, plan: Plan, chain: Chain, rules: StepRules) -> None:
+    """Of a chain like this whose layers are unlike."""
     chain = unlike(chain, random.Random(seed))
     timeline = predict(plan, chain, MACHINES, rules=rules, events=False, memory=True)
     promised = plan_memory(plan, chain, MACHINES)
