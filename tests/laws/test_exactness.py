@@ -20,6 +20,7 @@ import pytest
 from experiments.bench_mixed import remembering
 from hexijax.layers.names import flatten
 from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.program.boxes import whole
 from hexijax.runtime.reach import OptimizerError
 from tests.laws import cover
 from tests.laws.cases import BATCH_SIZE, Case, chain, check, draw, gradient_error, run
@@ -172,7 +173,28 @@ def test_an_engine_leaves_nothing_behind(monkeypatch: Any):
     assert gone() is None
 
 
-def test_an_optimizer_that_looks_inside_leaves_keeps_each_whole(monkeypatch: Any):
+INSIDE = {
+    "lamb": optax.lamb(1e-2),
+    "muon": optax.contrib.muon(1e-2),
+    "adafactor": optax.adafactor(1e-2),
+    "muon and adam by hand": optax.multi_transform(
+        {True: optax.contrib.scale_by_muon(), False: optax.adam(1e-2)},
+        lambda params: jax.tree.map(lambda x: x.ndim == 2, params),
+    ),
+}
+EXHAUSTIVE = ("adafactor", "muon and adam by hand")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.laws] if name in EXHAUSTIVE else [])
+        for name in INSIDE
+    ],
+)
+def test_an_optimizer_that_looks_inside_leaves_keeps_each_whole(
+    name: str, monkeypatch: Any
+):
     case = two_stages(
         Shape(),
         Stage(devices=("fast/0", "fast/1"), layers=(0, 1), tensor=2),
@@ -181,8 +203,52 @@ def test_an_optimizer_that_looks_inside_leaves_keeps_each_whole(monkeypatch: Any
         microbatch_size=4,
         samples=BATCH_SIZE,
     )
-    lamb = optax.lamb(1e-2)
-    check(case, run(case, monkeypatch, optimizer=remembering(lamb)), lamb)
+    inner = INSIDE[name]
+    outcome = run(case, monkeypatch, optimizer=remembering(inner))
+    check(case, outcome, inner)
+    for group in outcome.engine.groups.values():
+        for home in group.homes:
+            for leaf, box in group.held[home]:
+                assert box == whole(leaf), (home, leaf)
+
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(1e-3, 1e-2, 2, 10)
+ELEMENTWISE = {
+    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "injected schedule": optax.inject_hyperparams(optax.adamw)(learning_rate=SCHEDULE),
+    "decay of matrices": optax.adamw(
+        SCHEDULE, mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params)
+    ),
+    "by label": optax.multi_transform(
+        {True: optax.lion(1e-3), False: optax.sgd(0.1)},
+        lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[] if name == "injected schedule" else [pytest.mark.laws]
+        )
+        for name in ELEMENTWISE
+    ],
+)
+def test_any_element_by_element_is_cut_and_updates_as_it_does(
+    name: str, monkeypatch: Any
+):
+    case, inner = draw(SEEDS[1]), ELEMENTWISE[name]
+    outcome = run(case, monkeypatch, optimizer=remembering(inner))
+    check(case, outcome, inner)
+    if name == "injected schedule":  # every home counts on, and holds what it used
+        rates = [
+            float(array)
+            for state_key, array in outcome.engine.arrays().items()
+            if "hyperparams/learning_rate" in state_key
+        ]
+        assert rates
+        assert rates == pytest.approx([float(SCHEDULE(1))] * len(rates))
 
 
 def test_it_is_refused_for_layers_stacked_in_one_leaf(monkeypatch: Any):
