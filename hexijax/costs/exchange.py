@@ -26,7 +26,16 @@ from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box, whole
 
-PARTS = ("partial", "leave", "arrive", "add", "spread_out", "spread_in", "join")
+PARTS = (
+    "partial",
+    "leave",
+    "arrive",
+    "add",
+    "spread_out",
+    "spread_to",
+    "spread_in",
+    "join",
+)
 """What every equal bucket asks again."""
 
 _Bytes = Callable[[Place, Place], int]
@@ -155,6 +164,10 @@ class Exchange:
     def spread_out(self, home: Place) -> Load:
         """A home's copies to all users but itself."""
         return self._sent(home, self.members, self._param_bytes)
+
+    def spread_to(self, home: Place, user: Place) -> Load:
+        """A home's copies to one user, for a pass."""
+        return self._sent(home, (user,), self._param_bytes)
 
     def spread_in(self, user: Place) -> Load:
         """All copies to a user."""

@@ -40,6 +40,9 @@ GRAD_BYTES = 4
 GROUPS_IN_FLIGHT = 2
 """Groups of several members being summed at once: one arrives while one is added."""
 
+PASSES = 2
+"""Whose parameters are there at once: one computes while the next one's travel."""
+
 MOMENTS = 2
 """Adam's; ``moments`` overrules it."""
 
@@ -50,6 +53,9 @@ class MemoryParts:
 
     params_bytes: int = 0
     """Parameters in the compute dtype."""
+
+    passes_bytes: int = 0
+    """Parameters that are freed after each pass: of one pass and the next."""
 
     grads_bytes: int = 0
     """Gradient accumulators of this device's lane."""
@@ -82,12 +88,14 @@ class MemoryParts:
         return max(parts, key=lambda name: parts[name])
 
     def __add__(self, other: "MemoryParts") -> "MemoryParts":
-        """Of two stages on one device; only one of them is inside a backward."""
+        """Of two stages on one device; only one of them is inside a backward, and
+        passes follow each other whichever stage's they are."""
         summed = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in dataclasses.fields(self)
         }
-        summed["transient_bytes"] = max(self.transient_bytes, other.transient_bytes)
+        for shared in ("transient_bytes", "passes_bytes"):
+            summed[shared] = max(getattr(self, shared), getattr(other, shared))
         return MemoryParts(**summed)
 
 
@@ -172,7 +180,8 @@ def stage_parts(
     handed: int = 0,
 ) -> MemoryParts:
     """A device of a stage without the state it is home of."""
-    params, _, grads = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
+    held = held_bytes(chain, stage.layers, stage.tensor, stage.dtype)
+    params, passing = params_bytes(chain, stage, held.handed)
     samples = replica.microbatch_size // stage.lanes
     kept, transient = stage_activations(
         chain,
@@ -185,10 +194,29 @@ def stage_parts(
     )
     return MemoryParts(
         params_bytes=params,
-        grads_bytes=grads,
+        passes_bytes=passing,
+        grads_bytes=held.grads,
         activations_bytes=kept,
         transient_bytes=transient,
     )
+
+
+def params_bytes(chain: Chain, stage: Stage, every: int) -> tuple[int, int]:
+    """What a stage has all step, of ``every`` byte of its parameters, and for passes:
+    of each as much as its pieces are before they are joined, or the next pass's.
+
+    What a kept segment shares with a freed one is counted as freed, too.
+    """
+    if not stage.params:
+        return every, 0
+    of = stage.tensor, stage.dtype
+    spans = [stage.segment_layers(g) for g in range(len(stage.segments))]
+    held = [held_bytes(chain, span, *of) for span in spans]
+    kept = sum(
+        each.handed - each.trained * stage.frees(g) for g, each in enumerate(held)
+    )
+    largest = max(each.trained for g, each in enumerate(held) if stage.frees(g))
+    return min(kept, every), PASSES * largest
 
 
 def stage_groups(chain: Chain, layers: tuple[int, int]) -> list[Group]:

@@ -65,7 +65,8 @@ def _check_mesh(place: Place, stage: Stage, cluster: Cluster) -> None:
 
 
 def _check_repeats(schedule: Schedule, r: int, stages: tuple[Stage, ...]) -> None:
-    """Device sets of a replica are disjoint, or come again in the same order."""
+    """Device sets of a replica are disjoint, or come again: in the same order under
+    interleaved, in any under layered."""
     sets = [frozenset(stage.devices) for stage in stages]
     period = len(set(sets))
     for s, devices in enumerate(sets):
@@ -75,14 +76,15 @@ def _check_repeats(schedule: Schedule, r: int, stages: tuple[Stage, ...]) -> Non
                 raise PlanError(
                     f"Stages {stage_place(r, t)} and {stage_place(r, s)} share "
                     f"{both[0]} but not all of their devices. Two stages of a replica "
-                    "have the same devices (schedule interleaved), or none in common."
+                    "have the same devices (schedule interleaved or layered), or none "
+                    "in common."
                 )
     repeats = period < len(sets)
-    if repeats and schedule is not Schedule.INTERLEAVED:
+    if repeats and schedule not in (Schedule.INTERLEAVED, Schedule.LAYERED):
         raise PlanError(
             f"Replica {r} has {len(sets)} stages on {period} device sets, and the "
             f"schedule is {schedule}. A device set holds several stages only under "
-            "schedule interleaved."
+            "schedule interleaved, or layered, which runs one after another."
         )
     if schedule is Schedule.INTERLEAVED:
         if not repeats and len(sets) > 1:

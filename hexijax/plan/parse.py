@@ -1,5 +1,6 @@
 """Text to Plan: the other half of ``text``."""
 
+import enum
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from hexijax.plan.limits import MAX_LAYERS
 from hexijax.plan.lines import Line
 from hexijax.plan.plan import (
     FORMAT_VERSION,
+    Params,
     Place,
     Plan,
     PlanError,
@@ -108,7 +110,10 @@ class _Parser:
         if isinstance(policies, Remat):
             start, stop = fields["layers"]
             policies = (policies,) * (stop - start)
-        stages.append(Stage(**fields, remat=policies))
+        params = fields.pop("params", Params.KEPT)
+        if isinstance(params, Params):
+            params = (params,) * len(fields.get("segments", (1,)))
+        stages.append(Stage(**fields, remat=policies, params=params))
 
     def _count(self, line: Line, what: str, expected: int) -> None:
         """Numbers are for the reader: they must come in order, or a line is lost."""
@@ -230,27 +235,30 @@ def _layers(line: Line) -> tuple[int, int]:
     return first, last + 1
 
 
-def _remat(line: Line) -> Remat | tuple[Remat, ...]:
-    """One policy for every layer, or a tuple with each layer's."""
-    policies: list[Remat] = []
-    counted = False
-    while True:
-        expected = "a remat policy such as none, or none*3,full"
-        word = line.word(expected)
-        name, star, count = word.partition("*")
-        if name not in list(Remat):
-            line.fail(f"one of {', '.join(Remat)}", line.last, list(Remat))
-        if star and not re.fullmatch("[0-9]{1,6}", count):
-            line.fail(expected, line.last)
-        policies += [Remat(name)] * (int(count) if star else 1)
-        counted = counted or bool(star)
-        if len(policies) > MAX_LAYERS:
-            line.fail(f"at most {MAX_LAYERS} layers", line.last)
-        if not line.mark(","):
-            break
-    if len(policies) == 1 and not counted:
-        return policies[0]
-    return tuple(policies)
+def _runs(kind: type[enum.StrEnum], expected: str) -> Reader:
+    """One choice for every layer or segment, or a tuple with each one's."""
+
+    def read(line: Line) -> enum.StrEnum | tuple[enum.StrEnum, ...]:
+        chosen: list[enum.StrEnum] = []
+        counted = False
+        while True:
+            word = line.word(expected)
+            name, star, count = word.partition("*")
+            if name not in list(kind):
+                line.fail(f"one of {', '.join(kind)}", line.last, list(kind))
+            if star and not re.fullmatch("[0-9]{1,6}", count):
+                line.fail(expected, line.last)
+            chosen += [kind(name)] * (int(count) if star else 1)
+            counted = counted or bool(star)
+            if len(chosen) > MAX_LAYERS:
+                line.fail(f"at most {MAX_LAYERS} layers", line.last)
+            if not line.mark(","):
+                break
+        if len(chosen) == 1 and not counted:
+            return chosen[0]
+        return tuple(chosen)
+
+    return read
 
 
 _SETTINGS: dict[str, Reader] = {
@@ -275,5 +283,6 @@ _STAGE: dict[str, Reader] = {
     "dtype": _string("a dtype"),
     "layers": _layers,
     "segments": lambda line: line.numbers("segments", "+", "2+2"),
-    "remat": _remat,
+    "remat": _runs(Remat, "a remat policy such as none, or none*3,full"),
+    "params": _runs(Params, "how long parameters stay: kept, or kept,freed*3"),
 }

@@ -37,6 +37,16 @@ class Schedule(enum.StrEnum):
     LAYERED = "layered"
 
 
+class Params(enum.StrEnum):
+    """How long a stage has the parameters of a segment."""
+
+    KEPT = "kept"
+    """All step: new ones are gathered once."""
+    FREED = "freed"
+    """For a pass over the segment: gathered before it from where their state lives,
+    gone after it."""
+
+
 class Reductions(enum.StrEnum):
     """How sums over meshes and lanes are made."""
 
@@ -71,17 +81,27 @@ class Stage:
     remat: tuple[Remat, ...] = ()
     """One policy a layer, in order."""
 
+    params: tuple[Params, ...] = ()
+    """One a segment, in order; empty: all are kept. What several segments of the stage
+    use is kept if one of them keeps it; what does not train is kept."""
+
     def __post_init__(self) -> None:
         start, stop = self.layers
         if not self.segments:
             object.__setattr__(self, "segments", (stop - start,))
         if not self.remat:
             object.__setattr__(self, "remat", (Remat.NONE,) * (stop - start))
+        if set(self.params) == {Params.KEPT}:
+            object.__setattr__(self, "params", ())
 
     @property
     def num_layers(self) -> int:
         """Layers in the stage."""
         return self.layers[1] - self.layers[0]
+
+    def frees(self, segment: int) -> bool:
+        """Whether a segment's parameters are gathered for each pass over it."""
+        return bool(self.params) and self.params[segment] is Params.FREED
 
     def segment_layers(self, segment: int) -> tuple[int, int]:
         """First layer and the one past the last of a segment."""

@@ -5,18 +5,20 @@
 A line a fact: a heading, a line for each replica, stage and state share, and what was
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
-none, ``samples`` fills every microbatch. '#' starts a comment. ``docs`` of each key lie
-with the field it sets, in ``plan.plan``.
+none, ``params`` are kept, ``samples`` fills every microbatch. '#' starts a comment.
+``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hexijax.layers.chain import Chain, Remat
+from hexijax.layers.chain import Chain
 from hexijax.plan.names import fold, quote
 from hexijax.plan.parse import parse
 from hexijax.plan.plan import (
     FORMAT_VERSION,
+    Params,
     Plan,
     PlanError,
     Prediction,
@@ -78,6 +80,10 @@ def _replica(r: int, replica: Replica, chain: Chain | None) -> list[str]:
         f"size {replica.microbatch_size}  samples {replica.samples}"
     )
     rows = [_stage_fields(s, stage) for s, stage in enumerate(replica.stages)]
+    if any(stage.params for stage in replica.stages):
+        for row, stage in zip(rows, replica.stages, strict=True):
+            params = stage.params or (Params.KEPT,) * len(stage.segments)
+            row.append(f"params {_runs(params, len(stage.segments))}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [head]
     for row, stage in zip(rows, replica.stages, strict=True):
@@ -97,7 +103,7 @@ def _stage_fields(s: int, stage: Stage) -> list[str]:
         f"dtype {quote(stage.dtype)}",
         f"layers {first}-{stop - 1}",
         f"segments {'+'.join(map(str, stage.segments))}",
-        f"remat {_remat(stage)}",
+        f"remat {_runs(stage.remat, stage.num_layers)}",
     ]
 
 
@@ -108,20 +114,20 @@ def _layer_names(stage: Stage, chain: Chain) -> str:
     return f"  # {names[0]}" + (f" ... {names[-1]}" if len(names) > 1 else "")
 
 
-def _remat(stage: Stage) -> str:
-    """``none`` for all layers, else runs: ``none*3,full``."""
-    if len(stage.remat) == stage.num_layers and len(set(stage.remat)) == 1:
-        return stage.remat[0].value
-    runs: list[tuple[Remat, int]] = []
-    for policy in stage.remat:
-        if runs and runs[-1][0] == policy:
-            runs[-1] = (policy, runs[-1][1] + 1)
+def _runs(choices: Sequence[enum.StrEnum], number: int) -> str:
+    """``none`` for all layers or segments, else runs: ``none*3,full``."""
+    if len(choices) == number and len(set(choices)) == 1:
+        return choices[0].value
+    runs: list[tuple[enum.StrEnum, int]] = []
+    for choice in choices:
+        if runs and runs[-1][0] == choice:
+            runs[-1] = (choice, runs[-1][1] + 1)
         else:
-            runs.append((policy, 1))
-    # A lone run is counted, else it would read as the policy of every layer.
+            runs.append((choice, 1))
+    # A lone run is counted, else it would read as the choice of all.
     return ",".join(
-        policy.value if count == 1 and len(runs) > 1 else f"{policy.value}*{count}"
-        for policy, count in runs
+        choice.value if count == 1 and len(runs) > 1 else f"{choice.value}*{count}"
+        for choice, count in runs
     )
 
 

@@ -43,6 +43,28 @@ def users(plan: Plan, group: Group) -> tuple[Place, ...]:
     return tuple(_devices(plan, group))
 
 
+def keepers(plan: Plan, group: Group) -> tuple[Place, ...]:
+    """Those of them that keep its parameters: one of their segments does.
+
+    What does not train is kept by all: it never changes.
+    """
+    if not group.trainable:
+        return users(plan, group)
+    return tuple(
+        place
+        for place, stage in plan.stages()
+        if _reads(stage.layers, group.layers)
+        and (
+            not stage.params
+            or any(
+                _reads(stage.segment_layers(g), group.layers)
+                for g in range(len(stage.segments))
+                if not stage.frees(g)
+            )
+        )
+    )
+
+
 def _devices(plan: Plan, group: Group) -> dict[Place, int]:
     """The same, each with how many devices it has."""
     return {

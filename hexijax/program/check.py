@@ -1,4 +1,4 @@
-"""Pass 6: proves that a Program does what its plan says, before anything runs.
+"""Pass 7: proves that a Program does what its plan says, before anything runs.
 
     Program, Plan, Chain -> check -> Report, or a ProgramError with the fault marked
 
@@ -38,6 +38,10 @@ class Report:
     live_slots: Mapping[str, int]
     """Most slots in use at once, by pool."""
 
+    live_passes: Mapping[Place, int]
+    """Most passes whose freed parameters a stage holds at once, on their way or there.
+    """
+
 
 def check(
     program: Program, plan: Plan, chain: Chain, *, whole_leaves: bool = False
@@ -62,4 +66,5 @@ def check(
         live_handed=dict(peaks.handed),
         live_activations=dict(peaks.activations),
         live_slots=dict(peaks.slots),
+        live_passes=dict(peaks.passes),
     )

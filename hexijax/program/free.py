@@ -1,10 +1,10 @@
-"""Pass 5: the last reader of every buffer is marked, and what nobody reads is freed.
+"""Pass 6: the last reader of every buffer is marked, and what nobody reads is freed.
 
     order of dispatch -> the same with `!` on last reads, and Frees
 
 State, Param and a loss scale outlive a step unless it writes their next version: then
-the last reader of the old one ends it. What reaches the host is a result of the step
-and stays.
+the last reader of the old one ends it. Parameters of a pass end with it. What reaches
+the host is a result of the step and stays.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,8 @@ def free(order: Sequence[Instruction]) -> tuple[Instruction, ...]:
 def _stays(buffer: Buffer, written: set[Buffer]) -> bool:
     """Whether the next step, or a person, reads the buffer."""
     kind = buffer.kind
+    if names.is_freed(buffer):
+        return False
     if (
         kind is Kind.STATE
         or (kind is Kind.PARAM and not names.is_slice(buffer))

@@ -1,4 +1,4 @@
-"""Pass 4: one total order, the order of dispatch, from what must come before what.
+"""Pass 5: one total order, the order of dispatch, from what must come before what.
 
     streams, other instructions, costs -> order of their starts on a clock
 
@@ -8,8 +8,9 @@ the clock says that their inputs have arrived: earlier, they would hold up compu
 the target that could run meanwhile. Of a place's buckets ``IN_FLIGHT`` are on their way
 at once: while one travels the next is made ready, and memory is bounded. A Load stands
 one microbatch ahead of its use, so that its copy runs beside the compute of the
-microbatch before. Where times tie, moves go before compute, backwards before forwards,
-updates last, and early layers first.
+microbatch before. A Gather of a stream, for a pass, stands where the pass before begins
+and travels beside it. Where times tie, moves go before compute, backwards before
+forwards, updates last, and early layers first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,8 +85,11 @@ def linearise(
 
     ``waits`` are pairs of the streams of which the first comes first.
     """
-    jobs = [instr for stream in streams for instr in stream]
+    ahead = _Ahead(streams)
+    jobs = [instr for stream in ahead.streams for instr in stream]
     jobs += [instr for instr in others if not isinstance(instr, Send)]
+    first_travel = len(jobs)
+    jobs += ahead.travel
     writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
     loaded = {buffer: i for i, load in enumerate(loads) for buffer in load.writes}
     leaving: dict[int, list[Send]] = {}
@@ -105,17 +109,20 @@ def linearise(
                 followers[writer[buffer]].append(i)
             elif buffer in loaded:
                 loads_of.setdefault(i, []).append(loaded[buffer])
-    for before, after in _in_turn(jobs):
+    for before, after in _in_turn(jobs[:first_travel]):
         followers[before].append(after)
     if waits:
         number = {id(instr): i for i, instr in enumerate(jobs)}
         for before, after in waits:
             followers[number[id(before)]].append(number[id(after)])
     start = 0
-    for stream in streams:
+    for stream in ahead.streams:
         for i in range(start + 1, start + len(stream)):
             followers[i - 1].append(i)
         start += len(stream)
+    for i, before in enumerate(ahead.after, first_travel):
+        if before is not None:
+            followers[before].append(i)
 
     devices = {place: stage.devices for place, stage in plan.stages()}
     starts = by_start(
@@ -129,11 +136,14 @@ def linearise(
             if isinstance(instr, Recv)
         },
     )
-    order: list[Instruction] = []
+    order: list[Instruction] = [*ahead.first]
     loader = _Loader(loads, loaded)
     for i in starts:
+        if i >= first_travel:
+            continue
         for load in loads_of.get(i, ()):
             order += loader.due(load)
+        order += ahead.due.get(i, ())
         order.append(jobs[i])
         order += leaving.get(i, ())
     total = sum(map(len, streams)) + len(others) + len(loads)
@@ -190,6 +200,41 @@ def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
             if len(groups) >= IN_FLIGHT:
                 yield joins[instr.place, groups[-IN_FLIGHT]], i
             groups.append(instr.group)
+
+
+class _Ahead:
+    """What streams start before they need it, told from what keeps their devices busy.
+
+    It is dispatched right before the job that follows it in its stream, and travels
+    from the end of the job before it.
+    """
+
+    def __init__(self, streams: Sequence[Sequence[Instruction]]) -> None:
+        self.streams: list[list[Instruction]] = []
+        """Without it."""
+        self.travel: list[Instruction] = []
+        self.after: list[int | None] = []
+        """Of each, the job before it; jobs are numbered through all streams."""
+        self.first: list[Instruction] = []
+        """Those without: they start the step."""
+        self.due: dict[int, list[Instruction]] = {}
+        """By the job that follows it."""
+        start = 0
+        for stream in streams:
+            jobs = [instr for instr in stream if not isinstance(instr, Gather)]
+            self.streams.append(jobs)
+            at = start
+            for instr in stream:
+                if not isinstance(instr, Gather):
+                    at += 1
+                    continue
+                self.travel.append(instr)
+                self.after.append(at - 1 if at > start else None)
+                if at > start:
+                    self.due.setdefault(at, []).append(instr)
+                else:
+                    self.first.append(instr)
+            start += len(jobs)
 
 
 class _Loader:

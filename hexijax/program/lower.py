@@ -1,6 +1,6 @@
 """Plan -> Program, by passes of one file each.
 
-    schedules -> compute -> moves -> placement -> linearise -> free -> check
+    schedules -> compute -> moves -> placement -> passes -> linearise -> free -> check
 
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
@@ -15,6 +15,7 @@ from hexijax.program.compute import compute
 from hexijax.program.free import free
 from hexijax.program.linearise import Costs, UnitCosts, linearise
 from hexijax.program.moves import moves
+from hexijax.program.passes import passes
 from hexijax.program.placement import (
     StepRules,
     agree_on_loss,
@@ -89,6 +90,7 @@ def _lowered(
         if rules.dynamic_scale:
             before.append(agree_on_scale(plan, body=False))
             others.append(agree_on_scale(plan, body=True))
+    streams = passes(places, streams)
     order = linearise(
         plan,
         streams,

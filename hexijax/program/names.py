@@ -21,15 +21,21 @@ def state(
 
 
 @_interned
-def param(place: Place, group: str, step: int = 0) -> Buffer:
-    """A group's parameters as a stage computes with them."""
-    return Buffer(Kind.PARAM, place, group, step=step)
+def param(place: Place, group: str, step: int = 0, count: int | None = None) -> Buffer:
+    """A group's parameters as a stage computes with them; ``count``: for that pass."""
+    return Buffer(Kind.PARAM, place, group, count, step)
 
 
 @_interned
 def param_slice(home: Place, group: str) -> Buffer:
     """A home's boxes of the new parameters, before they are gathered."""
     return Buffer(Kind.PARAM, home, f"slice {group}", step=1)
+
+
+def is_freed(buffer: Buffer) -> bool:
+    """Whether parameters, or what they are joined from, are there for one pass."""
+    param = buffer.kind is Kind.PARAM or buffer.kind is Kind.PIECES
+    return param and buffer.microbatch is not None
 
 
 def is_slice(buffer: Buffer) -> bool:
@@ -56,9 +62,9 @@ def grad_pieces(home: Place, group: str) -> Buffer:
 
 
 @_interned
-def param_pieces(place: Place, group: str) -> Buffer:
-    """New parameters of all homes, where they arrive."""
-    return Buffer(Kind.PIECES, place, f"param {group}")
+def param_pieces(place: Place, group: str, count: int | None = None) -> Buffer:
+    """New parameters of all homes, where they arrive; ``count``: for that pass."""
+    return Buffer(Kind.PIECES, place, f"param {group}", count)
 
 
 @_interned

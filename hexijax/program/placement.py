@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
-from hexijax.program.boxes import holders, users
+from hexijax.program.boxes import holders, keepers, users
 from hexijax.program.buckets import buckets
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
@@ -62,6 +62,8 @@ class GroupPlaces:
     group: str
     users: tuple[Place, ...]
     homes: tuple[Place, ...]
+    keepers: tuple[Place, ...]
+    """Users that have the parameters all step; others have them for a pass."""
 
     trainable: bool = True
     """Whether it is reduced, updated and gathered; else it is gathered once."""
@@ -87,6 +89,7 @@ def group_places(
             homes=homes,
             trainable=group.trainable,
             memory=state_memory(plan, chain, group),
+            keepers=keepers(plan, group),
         )
 
     groups = buckets(plan, chain) if groups is None else groups
@@ -110,12 +113,12 @@ def state_memory(plan: Plan, chain: Chain, group: Group) -> Memory:
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
-    """Parameters from their state, for every user; copies leave before any join."""
+    """Parameters from their state, for who keeps them; copies leave before any join."""
     made: list[Instruction] = []
     for g in groups:
         state = [names.state(home, g.group, memory=g.memory) for home in g.homes]
-        made += [_gather(g, user, state) for user in g.users]
-        made += [_join(g.group, user) for user in g.users]
+        made += [_gather(g, user, state) for user in g.keepers]
+        made += [_join(g.group, user) for user in g.keepers]
     return made
 
 
@@ -212,10 +215,10 @@ def sync(
     for g in groups:
         result.append(_reduce(g, [last_grad[user, g.group] for user in g.users]))
         result += [_sum(g.group, home) for home in g.homes]
-        result += [_update(g.group, home, rules) for home in g.homes]
+        result += [_update(g, home, rules) for home in g.homes]
         slices = [names.param_slice(home, g.group) for home in g.homes]
-        result += [_gather(g, user, slices) for user in g.users]
-        result += [_join(g.group, user, step=1) for user in g.users]
+        result += [_gather(g, user, slices) for user in g.keepers]
+        result += [_join(g.group, user, step=1) for user in g.keepers]
     homes = dict.fromkeys(home for g in groups for home in g.homes)
     members = (*homes, HOST) if rules.update_waits else (HOST,)
     norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
@@ -251,13 +254,17 @@ def _sum(group: str, home: Place) -> Sum:
     )
 
 
-def _update(group: str, home: Place, rules: StepRules) -> Update:
+def _update(g: GroupPlaces, home: Place, rules: StepRules) -> Update:
+    group = g.group
     reads = [names.state(home, group), names.grad(home, group)]
     if rules.update_waits:
         reads.append(names.agreed(home, "norm"))
+    writes = [names.state(home, group, step=1)]
+    if g.keepers:
+        writes.append(names.param_slice(home, group))
     return Update(
         reads=_reads(reads),
-        writes=(names.state(home, group, step=1), names.param_slice(home, group)),
+        writes=tuple(writes),
         group=group,
         home=home,
     )

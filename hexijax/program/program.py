@@ -88,7 +88,8 @@ class Buffer(NamedTuple):
     subject: str
     """Group name, ``g2`` for a segment, ``L4`` for the border before layer 4."""
     microbatch: int | None = None
-    """None for what a step has once; of a Grad, how many sums came before it."""
+    """None for what a step has once; of a Grad, how many sums came before it; of
+    freed parameters, how many passes of the place."""
     step: int = 0
     """Steps ahead of the body's own step; State@1 is what the next step reads."""
 
@@ -210,8 +211,8 @@ class Recv(Instruction):
 class Gather(Instruction):
     """Start a group's new parameters on their way to one stage that uses them.
 
-    Reads the Param slices of all homes (in the prologue: their State); writes Pieces
-    ``param <group>``.
+    Reads the Param slices of all homes (in the prologue, and where a stage frees them
+    after each pass: their State); writes Pieces ``param <group>``.
     """
 
     group: str
@@ -282,7 +283,7 @@ class Update(Instruction):
     """One optimizer step of a group's boxes at one home.
 
     Reads State@0!, Grad!, Scalar ``norm`` if clipped or guarded; writes State@1 and the
-    Param slice at the home, subject ``slice <group>``.
+    Param slice at the home, subject ``slice <group>``, if some user keeps them.
     """
 
     group: str

@@ -485,20 +485,21 @@ class Engine:
 
     def _sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
         if self._evaluator is None:
-            program = lower(self.plan, self.chain, rules=self._rules, evaluation=True)
+            program = lower(
+                self.plan,
+                self.chain,
+                rules=self._rules,
+                evaluation=True,
+                whole_leaves=self.layout.whole_leaves,
+            )
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
         weight = self._begin(batch, number)
-        params = [
-            names.param(place, name)
-            for name, group in self.groups.items()
-            for place in group.members
-        ]
-        for buffer in params:
+        for buffer in self._evaluator.given:
             self._evaluator.put(buffer, self._executor.get(buffer))
         left = self._evaluator.run_body()
-        for buffer in params:  # or they would outlive the next update
+        for buffer in self._evaluator.given:  # or they would outlive the next update
             self._evaluator.put(buffer, None)
         return self._totals(left, weight)
 

@@ -81,6 +81,8 @@ class Executor:
         self.prologue = [self._action(i) for i in program.prologue]
         self.body = self._body(program)
         self.drain = [self._action(i) for i in program.drain]
+        self.given = _given(program)
+        """State and parameters that a body finds where the step before left them."""
         ahead = [b for b in self._slot if b.step == 1]
         self._turn = [(self._slot[b], self._at(b._replace(step=0))) for b in ahead]
 
@@ -499,13 +501,16 @@ class Executor:
         (grad,) = self._reads(instruction, Kind.GRAD).values()
         verdict = list(self._reads(instruction, Kind.SCALAR).values())
         (new_state,) = self._writes(instruction, Kind.STATE).values()
-        (new_slice,) = self._writes(instruction, Kind.PARAM).values()
+        new_slice = list(self._writes(instruction, Kind.PARAM).values())
+        travels = bool(new_slice)
 
         def action(slots: Slots) -> None:
             judged = slots[verdict[0]] if verdict else None
-            slots[new_state], slots[new_slice] = group.update(
-                home, slots[state], slots[grad], judged
+            slots[new_state], made = group.update(
+                home, slots[state], slots[grad], judged, travels=travels
             )
+            for slot in new_slice:
+                slots[slot] = made
 
         return action
 
@@ -536,6 +541,15 @@ class Executor:
             slots[target] = group.join(place, slots[pieces])
 
         return action
+
+
+def _given(program: Program) -> tuple[Buffer, ...]:
+    written = {buffer for i in program.body for buffer in i.writes}
+    outlive = (Kind.STATE, Kind.PARAM)
+    reads = (r.buffer for i in program.body for r in i.reads)
+    return tuple(
+        dict.fromkeys(b for b in reads if b.kind in outlive and b not in written)
+    )
 
 
 def _nothing(slots: Slots) -> None:

@@ -281,13 +281,18 @@ class GroupRuntime:
         state: dict[str, Any],
         grads: Arrays,
         verdict: jax.Array | None,
+        *,
+        travels: bool = True,
     ) -> tuple[dict[str, Any], Arrays]:
         """The next state, which overwrites ``state``, and the slices to gather.
 
-        ``verdict`` is (norm, factor, finite, scale) when clipped or guarded.
+        ``verdict`` is (norm, factor, finite, scale) when clipped or guarded. Where no
+        user keeps the parameters nothing ``travels``: passes gather from the state.
         """
-        f = self._update_program(home, verdict is not None)
+        f = self._update_program(home, verdict is not None, travels)
         new, cast = f(state, grads, *(() if verdict is None else (verdict,)))
+        if not travels:
+            return new, ()
         narrow = iter(cast)
         return new, tuple(
             next(narrow) if cast_it else master
@@ -303,10 +308,12 @@ class GroupRuntime:
         )
 
     @memo
-    def _update_program(self, home: Place, judged: bool) -> Callable[..., Any]:
+    def _update_program(
+        self, home: Place, judged: bool, travels: bool
+    ) -> Callable[..., Any]:
         names, guarded, unscale = self._names(home), self._guarded, self._unscale
         casts = [
-            self.slice_dtypes[leaf.id] if cast_it else None
+            self.slice_dtypes[leaf.id] if cast_it and travels else None
             for (leaf, _), cast_it in zip(
                 self.held[home], self._casts(home), strict=True
             )

@@ -25,11 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hexijax.cluster import Cluster
+from hexijax.costs.exchange import Exchange
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import NO_LOAD, Load
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
+from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import Buffer, Instruction, Kind, Program
@@ -244,7 +246,10 @@ class _Writer:
                     after.append(maker)
             elif kind is Kind.PARAM and buffer not in self._has:
                 self._has.add(buffer)
-                self._carried.append((len(self._tasks), buffer))
+                if names.is_freed(buffer):
+                    after.append(self._made[buffer])
+                else:
+                    self._carried.append((len(self._tasks), buffer))
         return after
 
     # Borders
@@ -322,6 +327,9 @@ class _Writer:
 
     def _gather(self, i: ops.Gather) -> None:
         exchange = self._costs.exchange(i.group)
+        if names.is_freed(i.writes[0]):
+            self._gather_for_pass(i, exchange)
+            return
         made = {r.buffer.place: self._made[r.buffer] for r in i.reads}
         left = self._leaving.get(i.group)
         if left is None:  # the first of the bucket's users: all copies go out now
@@ -333,6 +341,20 @@ class _Writer:
         hosts = self._hosts(i.place)
         arrived = self._arrive(i, exchange.spread_in(i.place), along, hosts)
         self._made[i.writes[0]] = arrived if arrived >= 0 else max(made.values())
+
+    def _gather_for_pass(self, i: ops.Gather, exchange: Exchange) -> None:
+        """From the state that the step before left; it waits for what the place was
+        given to do before."""
+        left: dict[Place, int] = {}
+        for home, read in zip(i.homes, i.reads, strict=True):
+            load = exchange.spread_to(home, i.place)
+            left[home] = self._leave(i, home, load, (), ())
+            if left[home] >= 0:
+                self._carried.append((left[home], read.buffer))
+        load, behind = exchange.spread_in(i.place), self._costs.devices(i.place)
+        use = Use(What.SYNC, load.seconds, (), load, self._hosts(i.place), behind)
+        along = self._senders(left, i.place)
+        self._made[i.writes[0]] = self._add(use, i, along=along)
 
     def _join(self, i: ops.Join) -> None:
         join = self._costs.exchange(i.group).join(i.place)

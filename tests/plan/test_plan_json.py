@@ -38,6 +38,7 @@ def test_reports_name_layers_and_degrees():
         "dtype": "bfloat16",
         "segments": [2, 2],
         "remat": ["none", "none", "none", "full"],
+        "params": ["kept", "kept"],
     }
 
 

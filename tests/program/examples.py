@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from hexijax.layers.chain import Array, Chain, Group, Layer, Leaf, Remat
-from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Params, Plan, Replica, Schedule, Stage
 
 
 def make_chain(
@@ -97,6 +97,7 @@ def make_stages(
     lanes: int = 1,
     segments: Sequence[Sequence[int]] | None = None,
     num_sets: int | None = None,
+    freed: bool = False,
 ) -> tuple[Stage, ...]:
     """Stages of ``splits`` layers on devices ``a/0``, ``a/1``, ...
 
@@ -107,6 +108,7 @@ def make_stages(
       lanes: data degree of every stage.
       segments: layers of the segments of each stage.
       num_sets: device sets that the stages take in turn; None: one each.
+      freed: every segment frees its parameters after each pass.
     """
     stages, start, width = [], 0, tensor * lanes
     for k, num_layers in enumerate(splits):
@@ -117,7 +119,8 @@ def make_stages(
                 layers=(start, start + num_layers),
                 lanes=lanes,
                 tensor=tensor,
-                segments=tuple(segments[k]) if segments else (),
+                segments=(each := tuple(segments[k]) if segments else (num_layers,)),
+                params=(Params.FREED,) * len(each) if freed else (),
             )
         )
         start += num_layers

@@ -78,6 +78,37 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(),
         False,
     ),
+    "layered_freed": (
+        make_plan(
+            (make_stages([3], segments=[[1, 1, 1]], freed=True), 2),
+            schedule=Schedule.LAYERED,
+            state=(
+                StateShare(
+                    groups=("*",),
+                    shares={
+                        Place("r0.s0"): 0.0,
+                        Place("b/0"): 3.0,
+                        Place("b/1"): 1.0,
+                    },
+                ),
+            ),
+        ),
+        make_chain(3, sizes=[256, 256, 256]),
+        StepRules(),
+        False,
+    ),
+    "freed_in_a_pipeline": (
+        make_plan((make_stages([2, 1], segments=[[1, 1], [1]], freed=True), 2)),
+        make_chain(3, tied={"embed": [0, 2]}),
+        StepRules(clip=True),
+        False,
+    ),
+    "freed_evaluation": (
+        make_plan((make_stages([2], segments=[[1, 1]], freed=True), 2)),
+        make_chain(2),
+        StepRules(),
+        True,
+    ),
     "tied_over_two_replicas_clipped": (
         make_plan((make_stages([2, 1]), 2), (make_stages([3], prefix="b"), 1)),
         make_chain(3, tied={"embed": [0, 2]}),

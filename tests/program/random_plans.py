@@ -18,10 +18,13 @@ def random_plan(
     """One to three replicas over a chain; equal seeds give equal plans."""
     rng = random.Random(seed)
     chain = _chain(rng, max_layers)
-    schedule = rng.choice(list(Schedule))
+    more = random.Random(f"layered, freed {seed}")  # so that named seeds stay theirs
+    schedule = rng.choice([s for s in Schedule if s is not Schedule.LAYERED])
+    if more.random() < 0.25:
+        schedule = Schedule.LAYERED
     replicas = [
         (
-            _stages(rng, len(chain.layers), prefix, schedule),
+            _stages(rng, more, len(chain.layers), prefix, schedule),
             rng.randint(1, max_microbatches),
         )
         for prefix in "abc"[: rng.randint(1, 3)]
@@ -60,13 +63,17 @@ def _chain(rng: random.Random, max_layers: int) -> Chain:
 
 
 def _stages(
-    rng: random.Random, num_layers: int, prefix: str, schedule: Schedule
+    rng: random.Random,
+    more: random.Random,
+    num_layers: int,
+    prefix: str,
+    schedule: Schedule,
 ) -> tuple[Stage, ...]:
     """Stages of one replica; interleaved ones share device sets, mostly evenly."""
     num_stages = rng.randint(1, min(8, num_layers))
     splits = random_cut(rng, num_layers, num_stages)
     num_sets = None
-    if schedule is Schedule.INTERLEAVED:
+    if schedule in (Schedule.INTERLEAVED, Schedule.LAYERED):
         num_sets = rng.choice([n for n in range(1, 9) if num_stages % n == 0] + [3])
     return make_stages(
         splits,
@@ -75,6 +82,7 @@ def _stages(
         lanes=rng.choice([1, 2]),
         segments=[random_cut(rng, n, rng.randint(1, min(3, n))) for n in splits],
         num_sets=num_sets,
+        freed=more.random() < 0.3,
     )
 
 

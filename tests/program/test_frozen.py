@@ -13,6 +13,7 @@ from hexijax.program import names
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
 from hexijax.program.lower import StepRules, lower
+from hexijax.program.placement import group_places
 from hexijax.program.program import (
     Backward,
     Forward,
@@ -56,7 +57,9 @@ def test_what_does_not_train_has_no_gradient_no_update_and_no_traffic(seed: int)
     touched = [i for i in program.body if isinstance(i, Reduce | Sum | Update | Gather)]
     assert {i.group for i in touched} <= trained  # pyrefly: ignore
     gathered = {i.group for i in program.prologue if isinstance(i, Gather)}
-    assert gathered == {g.name for g in groups}
+    places = {g.group: g for g in group_places(plan, chain)}
+    assert gathered == {name for name, g in places.items() if g.keepers}
+    assert all(g.keepers == g.users for g in places.values() if not g.trainable)
     assert parse(render(program)) == program
 
 

@@ -1,9 +1,9 @@
 """What a plan and its chain ask of every Program, looked up once."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.buckets import buckets, segment_buckets
 from hexijax.program.compute import batch_places
@@ -20,6 +20,9 @@ class Segment:
 
     groups: tuple[str, ...]
     """Parameter groups it reads."""
+
+    kept: tuple[str, ...]
+    """Those of them that its stage has all step."""
 
     trained: tuple[str, ...]
     """Those of them that train."""
@@ -69,10 +72,13 @@ class Facts:
         with_batch = {place for places in served.values() for place in places}
         groups = buckets(plan, chain)
         first_trained = chain.first_trained
+        places = group_places(plan, chain, whole_leaves=whole_leaves)
+        keepers = {g.group: g.keepers for g in places}
         segments = {
             (place, g): Segment(
                 layers=(layers := stage.segment_layers(g)),
-                groups=tuple(b.name for b in segment_buckets(groups, layers)),
+                groups=(used := _names(segment_buckets(groups, layers))),
+                kept=tuple(name for name in used if place in keepers[name]),
                 trained=tuple(
                     b.name for b in segment_buckets(groups, layers) if b.trainable
                 ),
@@ -87,7 +93,6 @@ class Facts:
         counts = [
             replica.microbatches for replica in plan.replicas for _ in replica.stages
         ]
-        places = group_places(plan, chain, whole_leaves=whole_leaves)
         return cls(
             plan=plan,
             segments=segments,
@@ -101,6 +106,10 @@ class Facts:
             scaled=any(isinstance(i, Agree) and i.name == "scale" for i in program),
             last_places=tuple(last_places(plan)),
         )
+
+
+def _names(groups: Iterable[Group]) -> tuple[str, ...]:
+    return tuple(group.name for group in groups)
 
 
 def numbered(

@@ -25,6 +25,9 @@ from hexijax.program.program import (
 from hexijax.program.rules.facts import Facts, numbered
 from hexijax.program.rules.fault import Faults
 
+MOST_PASSES = 2
+"""Whose parameters a place holds at once."""
+
 
 @dataclasses.dataclass(slots=True)
 class Peaks:
@@ -41,6 +44,9 @@ class Peaks:
 
     slots: Counter[str]
     """Slots in use, by pool."""
+
+    passes: Counter[Place]
+    """Passes with parameters, by stage: those on their way included."""
 
 
 def check_lifetimes(program: Program, facts: Facts, faults: Faults) -> Peaks:
@@ -63,7 +69,7 @@ class _Play:
     """What lives, and where it was written or died."""
 
     def __init__(self, program: Program, facts: Facts, faults: Faults) -> None:
-        self.peaks = Peaks(Counter(), Counter(), Counter(), Counter())
+        self.peaks = Peaks(Counter(), Counter(), Counter(), Counter(), Counter())
         self.written: dict[Buffer, int] = {}
         self._live: dict[Buffer, int] = {}
         self._died: dict[Buffer, int] = {}
@@ -105,7 +111,9 @@ class _Play:
             outlives = _has_versions(buffer)
             if buffer.place == HOST and buffer != names.WEIGHT and not outlives:
                 continue  # a result of the step
-            if buffer.step == 0 and (not outlives or names.is_slice(buffer)):
+            if buffer.step == 0 and (
+                not outlives or names.is_slice(buffer) or names.is_freed(buffer)
+            ):
                 self._faults.at(
                     position,
                     f"{buffer} is still alive when the step is over. Only State, Param "
@@ -162,6 +170,14 @@ class _Play:
         self.written[buffer] = position
         self._live[buffer] = position
         self._count(buffer, 1)
+        if names.is_freed(buffer) and self.peaks.passes[buffer.place] > MOST_PASSES:
+            self._faults.at(
+                position,
+                f"{buffer} is one pass too many: {buffer.place} would hold parameters "
+                f"of {self.peaks.passes[buffer.place]} passes at once, and "
+                f"{MOST_PASSES} is the most: while one computes, the next travels.",
+                buffer,
+            )
 
     def _end(self, position: int, buffer: Buffer) -> None:
         del self._live[buffer]
@@ -170,12 +186,15 @@ class _Play:
         self._count(buffer, -1)
 
     def _count(self, buffer: Buffer, change: int) -> None:
-        """Counts microbatches that live on the devices of a stage."""
-        counted = buffer.kind is Kind.RES or buffer.kind is Kind.ACT
+        """Counts microbatches that live on the devices of a stage, and passes."""
+        freed = names.is_freed(buffer)
+        counted = freed or buffer.kind is Kind.RES or buffer.kind is Kind.ACT
         if not counted or buffer.memory is Memory.HOST:
             return
         peaks, what = self.peaks.activations, str(buffer.kind)
-        if names.is_handed(buffer):
+        if freed:
+            peaks, what = self.peaks.passes, "pass"
+        elif names.is_handed(buffer):
             peaks, what = self.peaks.handed, "handed"
         elif buffer.kind is Kind.RES:
             peaks = self.peaks.residuals

@@ -48,6 +48,7 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
         if isinstance(instr, Forward | Backward):
             shift = min((b.step for b in instr.writes), default=0)
             _check_grads(position, instr, facts, faults)
+            _check_passes(position, instr, facts, faults)
         _compare(
             position, "read", (r.buffer for r in instr.reads), reads, shift, faults
         )
@@ -111,7 +112,7 @@ def _inputs(
     instr: Forward | Backward, facts: Facts, *, act: bool = True
 ) -> list[Buffer]:
     segment = facts.segments[instr.place, instr.segment]
-    inputs = [names.param(instr.place, group) for group in segment.groups]
+    inputs = [names.param(instr.place, group) for group in segment.kept]
     for m in range(*instr.microbatches):
         if segment.layers[0] > 0 and act:
             inputs.append(names.act(instr.place, segment.layers[0], m))
@@ -180,6 +181,23 @@ def _check_grads(
             )
 
 
+def _check_passes(
+    position: int, instr: Forward | Backward, facts: Facts, faults: Faults
+) -> None:
+    """Of what its place frees, a run reads the parameters of one pass."""
+    segment = facts.segments[instr.place, instr.segment]
+    found = [r.buffer for r in instr.reads if names.is_freed(r.buffer)]
+    due = [group for group in segment.groups if group not in segment.kept]
+    numbers = {buffer.microbatch for buffer in found}
+    if sorted(b.subject for b in found) == sorted(due) and len(numbers) <= 1:
+        return
+    faults.at(
+        position,
+        f"It reads parameters of passes: {_list(map(str, found))}. Its segment frees "
+        f"{_list(due)} after each pass: it reads one of each, all of one pass.",
+    )
+
+
 def _compare(
     position: int,
     verb: str,
@@ -188,7 +206,7 @@ def _compare(
     shift: int,
     faults: Faults,
 ) -> None:
-    actual = [b for b in found if not _is_grad(b)]
+    actual = [b for b in found if not (_is_grad(b) or names.is_freed(b))]
     wanted = {b._replace(step=b.step + shift) if shift else b for b in expected}
     if len(actual) == len(wanted) and wanted.issuperset(actual):
         return

@@ -1,5 +1,5 @@
 """Every gradient enters one Reduce and one Sum a home; every group is updated at each
-home, once, and its new parameters reach each user."""
+home, once, and its new parameters reach each user: at once, or for each pass."""
 
 from collections.abc import Sequence
 
@@ -27,11 +27,11 @@ def check_sync(program: Program, facts: Facts, faults: Faults) -> None:
     _check_agrees(program, facts, faults)
     _check_gathers(program, facts, faults, "prologue")
     _check_ends(program, faults, "prologue")
+    _check_ends(program, faults, "body")
+    _check_gathers(program, facts, faults, "body")
     if facts.trains:
         _check_reduces(program, facts, faults)
-        _check_ends(program, faults, "body")
         _check_updates(program, facts, faults)
-        _check_gathers(program, facts, faults, "body")
 
 
 def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
@@ -81,9 +81,11 @@ def _check_ends(program: Program, faults: Faults, section: str) -> None:
                 names.group_norm(instr.home, instr.group),
             )
         elif isinstance(instr, Join):
-            reads = names.param_pieces(instr.place, instr.group)
-            step = instr.writes[0].step if instr.writes else 0
-            writes = (names.param(instr.place, instr.group, step),)
+            step, count = 0, None
+            if instr.writes:
+                step, count = instr.writes[0].step, instr.writes[0].microbatch
+            reads = names.param_pieces(instr.place, instr.group, count)
+            writes = (names.param(instr.place, instr.group, step, count),)
         else:
             continue
         if [read.buffer for read in instr.reads] != [reads] or instr.writes != writes:
@@ -114,6 +116,14 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
         reads = {read.buffer for read in instr.reads}
         if names.grad(instr.home, instr.group) not in reads:
             faults.at(position, "An Update reads the reduced gradient at its home.")
+        made = names.param_slice(instr.home, instr.group) in instr.writes
+        if made != bool(group.keepers):
+            faults.at(
+                position,
+                f"Group {instr.group} is kept by {_names(group.keepers)}: an Update "
+                "writes its Param slice where a user keeps the parameters, and nowhere "
+                "else.",
+            )
         waiting.append(names.agreed(instr.home, "norm") in reads)
         if facts.scaled and not waiting[-1]:
             faults.at(
@@ -154,8 +164,18 @@ def _check_gathers(
                 f"{instr.place} does not use group {instr.group}; its users are "
                 f"{_names(group.users)}.",
             )
-        written = (names.param_pieces(instr.place, instr.group),)
-        make = names.param_slice if section == "body" else names.state
+        count = instr.writes[0].microbatch if instr.writes else None
+        keeps = instr.place in group.keepers
+        if keeps is not (count is None) or (not keeps and section == "prologue"):
+            faults.at(
+                position,
+                f"{instr.place} {'keeps' if keeps else 'frees'} the parameters of "
+                f"{instr.group}. Kept ones are gathered once a step, freed ones in the "
+                "body for each of its passes, counted from 0.",
+            )
+        written = (names.param_pieces(instr.place, instr.group, count),)
+        anew = section == "body" and keeps
+        make = names.param_slice if anew else names.state
         wanted = [make(home, instr.group) for home in instr.homes]
         # State may be read where it lives, so memory does not count.
         found = [(r.buffer.kind, r.buffer.place, r.buffer.subject) for r in instr.reads]
@@ -166,13 +186,15 @@ def _check_gathers(
                 f"It must read {_names(wanted)} and write {_names(written)}.",
             )
         seen.add((instr.group, instr.place))
+    if section == "body" and not facts.trains:
+        return
     for group in facts.groups.values():
         once = section == "body" and not group.trainable
-        for user in () if once else group.users:
+        for user in () if once else group.keepers:
             if (group.group, user) not in seen:
                 faults.missing(
                     f"The {section} never gathers group {group.group} for {user}. New "
-                    f"parameters reach every user: {_names(group.users)}."
+                    f"parameters reach every user: {_names(group.keepers)}."
                 )
 
 
