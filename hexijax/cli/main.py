@@ -113,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
 
     _with_export(commands)
 
+    new = commands.add_parser("new", help="a project of your own, which runs at once")
+    new.add_argument("folder", type=Path, metavar="DIR", help="empty, or not there yet")
+    new.set_defaults(start=_new)
+
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
 
@@ -320,6 +324,12 @@ def _export(arguments: argparse.Namespace) -> int:
     from hexijax.cli.export import run_export
 
     return run_export(arguments)
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from hexijax.cli.new import new
+
+    return new(arguments)
 
 
 def _catalog(arguments: argparse.Namespace) -> int:

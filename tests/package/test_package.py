@@ -14,6 +14,7 @@ import pytest
 import hexijax
 
 ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "hexijax" / "cli" / "project"
 CARDS = ROOT / "hexijax" / "cluster" / "cards"
 
 # Rooms that plan without a device, and so without JAX; import-linter sees their own
@@ -51,6 +52,9 @@ def test_the_wheel_holds_hexijax_only(wheel):
     cards = {f"hexijax/cluster/cards/{path.name}" for path in CARDS.iterdir()}
     assert cards
     assert cards <= {*names}
+    templates = {str(p.relative_to(ROOT)) for p in PROJECT.rglob("*.in")}
+    assert len(templates) > 5
+    assert templates <= {*names}
     assert not [name for name in names if "__pycache__" in name]
 
 
