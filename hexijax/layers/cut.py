@@ -22,6 +22,11 @@ MARKER = "layer:"
 EMBED, HEAD, WHOLE = "embed", "head", "model"
 
 
+_WHOLE_PART = 0.8
+"""Of a block's parameters, in the blocks within it that may take its place: two norms,
+`ln_1` and `ln_2`, or two attentions are not all that a block is made of."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cut:
     """The start of a layer."""
@@ -168,7 +173,7 @@ def _indices(path: Sequence[str]) -> list[int]:
     return [i for i, part in enumerate(path[:-1]) if _NUMBERED.fullmatch(part)]
 
 
-_NUMBERED = re.compile(r"\d+|.*_\d+")
+_NUMBERED = re.compile(r"\d+|.*_\d+|[A-Za-z_]*[A-Za-z]\d+")
 
 
 def _prefix(path: Sequence[str], level: int) -> str | None:
@@ -254,12 +259,12 @@ def _refine(
             for a, b in itertools.pairwise(parts)
         ]
         narrow = len(parts) > 1 and max(borders) <= max(around, default=max(borders))
-        fits = narrow and 2 * _size(equations, parts) >= _size(equations, [block])
+        whole = _size(equations, parts) >= _WHOLE_PART * _size(equations, [block])
+        fits = narrow and whole
         refined += parts if fits else [block]
     return refined
 
 
 def _size(equations: Equations, blocks: Sequence[_Block]) -> int:
-    """Elements of the parameters in some blocks. Two norms, `ln_1` and `ln_2`, are not
-    what a block is made of."""
+    """Elements of the parameters in some blocks."""
     return sum(v.aval.size for v, path in equations.paths.items() if _key(path, blocks))

@@ -110,20 +110,21 @@ def forwarded(jaxpr: Any) -> list[int | None]:
 def _handed_through(eqn: Any) -> list[int | None]:
     """For each output of an equation, the operand that it is."""
     if eqn.primitive.name in _FORWARDING:
-        return forwarded(compat.as_closed(eqn.params["jaxpr"]).jaxpr)
+        inner = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+        return forwarded(compat.as_closed(inner).jaxpr)
     if eqn.primitive.name != "scan":
         return [None] * len(eqn.outvars)
     scan = compat.Scan.of(eqn)
     first_row = scan.num_consts + scan.num_carry
-    inner = forwarded(scan.body.jaxpr)
+    kept = forwarded(scan.body.jaxpr)
     # A carry that no iteration changes, and rows that come out as they went in.
     carry = [
         at if at == scan.num_consts + i else None
-        for i, at in enumerate(inner[: scan.num_carry])
+        for i, at in enumerate(kept[: scan.num_carry])
     ]
     rows = [
         at if at is not None and at >= first_row else None
-        for at in inner[scan.num_carry :]
+        for at in kept[scan.num_carry :]
     ]
     return [*carry, *rows]
 

@@ -52,7 +52,8 @@ def linen_loss(
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+# By identity: its example may be a dict, and `jax.jit` asks for a hash.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LinenLoss(ModelLoss):
     """See ``linen_loss``."""
 

@@ -96,8 +96,7 @@ class ModelLoss(abc.ABC):
     @property
     def uses_keys(self) -> bool:
         """Whether samples are taken one at a time, each with its key."""
-        drawn = self._draws if self.random is None else self.random
-        return self._wants_key or drawn
+        return self._wants_key or (self._draws if self.random is None else self.random)
 
     @property
     def _wants_key(self) -> bool:

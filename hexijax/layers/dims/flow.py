@@ -95,6 +95,12 @@ _RULES: dict[str, Any] = {
     "dot_general": products.dot,
     "conv_general_dilated": products.conv,
     "gather": products.gather,
+    **dict.fromkeys(
+        jaxprs.words(
+            """reduce_window reduce_window_sum reduce_window_max reduce_window_min"""
+        ),
+        moves.window,
+    ),
     "sort": moves.along_own("dimension", "sorts samples"),
     "concatenate": moves.along_own("dimension", "joins samples"),
     **dict.fromkeys(

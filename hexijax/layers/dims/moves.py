@@ -82,6 +82,18 @@ def reduce(eqn: Any, ins: Sequence[State], parts: int) -> State:
     return Mixed(eqn, "reduces over samples")
 
 
+def window(eqn: Any, ins: Sequence[State], parts: int) -> State:
+    """Pooling: what a window of one place takes stays where it is."""
+    if not isinstance(ins[0], Along) or any(isinstance(s, Along) for s in ins[1:]):
+        return Unknown(eqn)
+    dim = ins[0].dim
+    names = ("window_dimensions", "window_strides", "window_dilation", "base_dilation")
+    alone = all(eqn.params[name][dim] == 1 for name in names)
+    if alone and not any(eqn.params["padding"][dim]):
+        return ins[0]
+    return Mixed(eqn, "reduces over samples")
+
+
 def along_own(param: str, how: str) -> Any:
     """Rule of an operation along one dim that must not be the followed one."""
 
