@@ -6,6 +6,7 @@
 On shapes alone: nothing is computed.
 """
 
+import dataclasses
 from typing import Any
 
 from hexijax.cluster import Cluster
@@ -27,7 +28,7 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
     """
     from hexijax.layers import kernels
     from hexijax.runtime.intake import abstract_params
-    from hexijax.runtime.trainable import frozen_names
+    from hexijax.runtime.trainable import frozen_names, notes
 
     if batch is None and experiment.data is None:
         raise UserError(
@@ -40,6 +41,7 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
             "gradient transformation, such as optax.adamw(1e-3)."
         )
     abstract = abstract_params(experiment)
+    frozen = frozen_names(experiment, abstract)
     chain = kernels.trace_chain(
         experiment.loss,
         abstract,
@@ -48,11 +50,12 @@ def trace_chain(experiment: Experiment, batch: Batch | None = None) -> Chain:
         name=experiment.name,
         per_microbatch=experiment.per_microbatch,
         tokens_per_sample=experiment.tokens_per_sample,
-        frozen=frozen_names(experiment, abstract),
+        frozen=frozen,
     )
     for field in ("data", "eval_data"):
         check_vocabulary(getattr(experiment, field), chain, f"Experiment.{field}")
-    return chain
+    more = notes(experiment, frozen)
+    return dataclasses.replace(chain, notes=(*chain.notes, *more))
 
 
 def check_vocabulary(data: Any, chain: Chain, what: str) -> None:

@@ -253,7 +253,12 @@ class TracedModel:
             groups=groups,
             batch=batch,
             dtype=dtype,
-            notes=(*self.notes, *layering.notes, *_unused_note(groups)),
+            notes=(
+                *self.notes,
+                *layering.notes,
+                *_unused_note(groups),
+                *_frozen_note(groups),
+            ),
         )
 
     def _uncast(self, layer: int, dtype: str) -> tuple[str, ...]:
@@ -270,4 +275,18 @@ def _unused_note(groups: Sequence[Group]) -> list[str]:
     return [
         f"{len(unused)} parameters are never read, their gradient is zero: "
         f"{', '.join(unused[:5])}{', ...' if len(unused) > 5 else ''}."
+    ]
+
+
+def _frozen_note(groups: Sequence[Group]) -> list[str]:
+    frozen = {leaf.name for g in groups if not g.trainable for leaf in g.leaves}
+    if not frozen:
+        return []
+    size, trained = (
+        sum(g.size for g in groups if g.trainable or not only) for only in (False, True)
+    )
+    listed = ", ".join(sorted(frozen)[:3]) + (", ..." if len(frozen) > 3 else "")
+    return [
+        f"{trained:,} of {size:,} parameters train; {len(frozen)} arrays stay as they "
+        f"are: {listed}."
     ]

@@ -66,6 +66,21 @@ def frozen_names(experiment: Experiment, abstract: Any = None) -> frozenset[str]
     return frozenset(frozen)
 
 
+def notes(experiment: Experiment, frozen: frozenset[str]) -> tuple[str, ...]:
+    """What a person should know of what trains."""
+    adapters = _of_kind(experiment.loss, "LoRAParam")
+    kinds = _variables(experiment.loss)
+    if not adapters or experiment.trainable is not None or frozen:
+        return ()
+    if len(adapters) == len(kinds):
+        return ()
+    return (
+        f"The model has {len(adapters)} adapters (nnx.LoRAParam), and its base trains "
+        "beside them. Experiment.trainable=nnx.LoRAParam keeps the base as it is, and "
+        "saves its gradients and state.",
+    )
+
+
 def _why(experiment: Experiment, still: set[str]) -> str:
     if still:
         return (

@@ -20,6 +20,7 @@ from hexijax.layers.names import flatten
 from hexijax.plan.plan import Replica, Schedule, Stage
 from hexijax.program import names as buffers
 from hexijax.program.program import Backward, Forward, Kind
+from hexijax.runtime import trainable
 from hexijax.runtime.reach import OptimizerError
 from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import CHECKPOINTS
@@ -212,7 +213,7 @@ def mask(of: set[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    "trainable",
+    "which",
     [
         "*lora*",
         ["*/lora_a", "*/lora_b"],
@@ -222,8 +223,8 @@ def mask(of: set[str]) -> Any:
     ],
     ids=["pattern", "patterns", "function", "kind of variable", "tree of bools"],
 )
-def test_what_trains_is_said_in_any_of_five_ways(trainable: Any):
-    assert asked(trainable=trainable) == BASE
+def test_what_trains_is_said_in_any_of_five_ways(which: Any):
+    assert asked(trainable=which) == BASE
 
 
 def test_all_parameters_train_unless_something_says_otherwise():
@@ -319,6 +320,18 @@ def test_a_chain_that_was_traced_for_others_is_refused(monkeypatch: Any):
     case = lora_case()
     with pytest.raises(UserError, match="was traced as one that does not train it"):
         run(case, monkeypatch, trainable=None)
+
+
+def test_a_base_that_trains_beside_adapters_is_told():
+    job = dataclasses.replace(experiment(LORA, False), loss=LORA.loss(), init=None)
+    job = dataclasses.replace(job, optimizer=optax.adamw(1e-3), trainable=None)
+    (note,) = trainable.notes(job, frozenset())
+    assert "The model has 8 adapters (nnx.LoRAParam), and its base trains" in note
+    assert "Experiment.trainable=nnx.LoRAParam keeps the base as it is" in note
+    assert not trainable.notes(dataclasses.replace(job, trainable="*"), frozenset())
+    (told,) = chain(LORA).notes
+    assert told.startswith(f"{chain(LORA).num_trained:,} of {chain(LORA).num_params:,}")
+    assert "arrays stay as they are: blocks/0/attention/key/bias," in told
 
 
 def test_moments_are_those_of_the_parameters_that_train():

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,14 @@ def chain(*trained: str) -> Chain:
 ALL, LORA, LATE = ("",), ("lora",), ("blocks/5/", "head/")
 
 
+PARTS = {
+    "parameters": "params_bytes",
+    "gradients": "grads_bytes",
+    "state": "state_bytes",
+}
+"""Rows of the table in docs/training.md."""
+
+
 def cluster(mib: int, *, count: int = 1) -> Cluster:
     """Cards of one small kind."""
     return Cluster.from_toml(f"""
@@ -96,6 +105,13 @@ def test_a_frozen_model_is_held_once():
     assert (lora.grads_bytes, lora.state_bytes) == (4 * trained, 12 * trained)
     assert lora.transient_bytes < 0.8 * whole.transient_bytes
     assert lora.sync_bytes < 0.05 * whole.sync_bytes
+    page = Path("docs/training.md").read_text(encoding="utf-8")
+    assert f"Llama of {size / 1e6:.0f} M parameters" in page
+    assert f"{trained / 1e3:.0f},000 of them in adapters" in page
+    for name, field in PARTS.items():
+        row = [f"{getattr(parts, field) / 2**20:.1f}" for parts in (whole, lora)]
+        cells = (x if float(x) < 10 else f"{float(x):.0f}" for x in row)
+        assert f"| {name} | {' MiB | '.join(cells)} MiB |" in page
 
 
 def test_layers_before_the_first_that_trains_keep_nothing_and_go_no_way_back():
