@@ -28,6 +28,7 @@ from models.losses import next_token_loss
 def experiment(
     *,
     data: str | None = None,
+    tokenizer: str = "bytes",
     vocab_size: int = 256,
     width: int = 128,
     depth: int = 6,
@@ -40,6 +41,7 @@ def experiment(
     Args:
         data: a text file, folder or glob, or a .npy file of tokens; none: the sources
             of Python's standard library.
+        tokenizer: a tokenizer.json, or a name on Hugging Face's hub; bytes: none.
         vocab_size: tokens the model knows; 256 for bytes.
         width: features of the residual stream.
         depth: blocks.
@@ -73,7 +75,7 @@ def experiment(
         ),
         optimizer=optax.adamw(rate, weight_decay=0.01),
         clip_norm=1.0,
-        data=open_data(data, length, vocab_size=vocab_size),
+        data=open_data(data, length, vocab_size=vocab_size, tokenizer=tokenizer),
         batch_size=32,
         tokens_per_sample=length,
         steps=steps,
