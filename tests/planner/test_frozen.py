@@ -109,8 +109,8 @@ def test_a_frozen_model_is_held_once():
     assert f"Llama of {size / 1e6:.0f} M parameters" in page
     assert f"{trained / 1e3:.0f},000 of them in adapters" in page
     for name, field in PARTS.items():
-        row = [f"{getattr(parts, field) / 2**20:.1f}" for parts in (whole, lora)]
-        cells = (x if float(x) < 10 else f"{float(x):.0f}" for x in row)
+        mib = [getattr(parts, field) / 2**20 for parts in (whole, lora)]
+        cells = [f"{x:.1f}" if x < 10 else f"{x:.0f}" for x in mib]
         assert f"| {name} | {' MiB | '.join(cells)} MiB |" in page
 
 
