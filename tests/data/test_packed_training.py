@@ -11,10 +11,12 @@ import optax
 import pytest
 from flax import nnx
 
-from hexijax import Trainer
+import hexijax
+from hexijax import Cluster, Trainer
 from hexijax.data import Packed, RandomTokens
 from hexijax.errors import UserError
 from hexijax.layers.loss import nnx_loss
+from hexijax.planner import PlanOptions
 from models.llama import Llama, LlamaConfig
 from models.losses import next_token_loss
 
@@ -55,6 +57,31 @@ def test_packed_documents_have_the_loss_of_documents_apart(
         apart += next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])[0].sum()
     assert weight.sum() == sum(len(text) - 1 for text in texts)
     assert total.sum() == pytest.approx(float(apart), rel=1e-5)
+
+
+@pytest.mark.laws
+@pytest.mark.usefixtures("backend")
+def test_packed_documents_train_under_plans_as_on_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cluster = Path(__file__).parents[2] / "experiments/clusters/quickstart.toml"
+    chain, machines = None, Cluster.from_toml(cluster)
+    losses = {}
+    for plan in ("single", "planned"):
+        given: Any = plan
+        if plan == "planned":
+            assert chain is not None
+            options = PlanOptions(use_all_devices=True)
+            given = hexijax.make_plan(chain, machines, batch_size=8, options=options)
+            assert len({d for _, stage in given.stages() for d in stage.devices}) == 8
+        own = Trainer(
+            nnx_loss(build, score), None, optax.sgd(0.1), cluster=machines, plan=given
+        )
+        data = Packed(None, 24).batches(8)
+        losses[plan] = [own.step(next(data))["loss"] for _ in range(3)]
+        chain = own.chain
+    assert losses["planned"] == pytest.approx(losses["single"], rel=1e-5)
 
 
 @pytest.mark.usefixtures("backend")

@@ -1,9 +1,11 @@
 """The Trainer: a person's own loop gets one device's numbers, and keeps its place."""
 
 import functools
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,46 @@ def test_a_plain_function_without_keys_is_a_loss(params: Any):
     assert own.step(next(batches(1)))["loss"] == pytest.approx(
         plain_losses(params, batches(1))[0]
     )
+
+
+def test_the_tree_that_went_in_is_let_go():
+    tree = jax.tree.map(np.asarray, LOSS.init(jax.random.key(1)))
+    held = [weakref.ref(leaf) for leaf in jax.tree.leaves(tree)]
+    own = make(params=tree, plan="single")
+    del tree
+    assert all(leaf() is not None for leaf in held)
+    own.step(BATCH).wait()  # a CPU's arrays may share the memory until then
+    gc.collect()
+    assert not [leaf for leaf in held if leaf() is not None]
+
+
+def test_a_fit_that_diverges_says_what_to_give_a_trainer():
+    loss = tiny.experiment(broken=True).loss
+    own = make(loss=loss, plan="single")
+    with pytest.raises(
+        Diverged,
+        match=r"The loss of step 0 is nan\. Try clip_norm=1, a smaller .* "
+        r"skip_nonfinite=True to .* With save_every=N a run can go on",
+    ):
+        own.fit(batches(2), 2)
+
+
+def test_rules_are_the_experiments(params: Any):
+    """Frozen parameters stay, and a dynamic scale is saved with the rest."""
+    own = make(
+        params=params,
+        clip_norm=0.01,
+        loss_scale="dynamic",
+        trainable=lambda path: not path.startswith("embed"),
+    )
+    assert own.step(BATCH)["grad_norm"] > 0.01
+    trained = own.params()
+    same = jax.tree.map(np.array_equal, trained, params)
+    assert {k: jax.tree.all(v) for k, v in same.items()} == {
+        "blocks": False,
+        "embed": True,
+        "head": False,
+    }
 
 
 def test_int64_and_lists_are_what_jax_makes_of_them(params: Any):
