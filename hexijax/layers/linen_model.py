@@ -28,8 +28,8 @@ def linen_loss(
     """The loss of a Linen module.
 
     Args:
-        module: the module, or a function that returns it and may accept ``dtype=``
-            and ``attention=``.
+        module: the module, what holds it as ``.module`` (transformers' models), or a
+            function that returns it and may accept ``dtype=`` and ``attention=``.
         per_sample: ``per_sample(model, batch[, key])``; ``model`` is the bound module.
         example: batch arrays or their shapes: Linen makes parameters by a call.
         random: whether the module draws random numbers; None: try without a key.
@@ -39,6 +39,8 @@ def linen_loss(
         dtype: compute dtype asked of ``module``.
         attention: attention implementation asked of ``module``.
     """
+    if isinstance(getattr(module, "module", None), linen.Module):
+        module = module.module
     build = (lambda: module) if isinstance(module, linen.Module) else module
     return LinenLoss(
         build=build,

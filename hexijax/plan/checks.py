@@ -51,7 +51,8 @@ def check_whole(plan: Plan) -> None:
                 f"of {size}, which hold {count * size}: the rest is padding, and with "
                 "per_microbatch=True it would count in the loss of its microbatch. "
                 f"Write samples {count * size}, with the batch to match, or a size "
-                f"that divides {replica.samples}."
+                f"that divides {replica.samples}; or plan again with another "
+                "batch_size or max_microbatch_size."
             )
 
 

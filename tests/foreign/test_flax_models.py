@@ -62,6 +62,13 @@ def plan(layers: int) -> Plan:
     )
 
 
+def named_metrics(returned: tuple[Any, ...]) -> dict[str, tuple[Any, Any]]:
+    """A loss's metrics as pairs of sums and weights."""
+    _, weight, *rest = returned
+    metrics = rest[0] if rest else {}
+    return {k: v if isinstance(v, tuple) else (v, weight) for k, v in metrics.items()}
+
+
 @pytest.mark.laws
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_plan_gives_the_plain_program_s_numbers(
@@ -98,7 +105,7 @@ def test_a_plan_gives_the_plain_program_s_numbers(
     loss = example.loss.variant(per_microbatch=example.per_microbatch)
 
     def plain(params: Any) -> Any:
-        sums = [
+        outputs = [
             loss(
                 params,
                 {k: v[part] for k, v in batch.items()},
@@ -106,12 +113,20 @@ def test_a_plan_gives_the_plain_program_s_numbers(
             )
             for part in parts
         ]
-        total, weight = (sum(x[i].sum() for x in sums) for i in (0, 1))
-        return total / weight
+        total, weight = (sum(x[i].sum() for x in outputs) for i in (0, 1))
+        pairs = [named_metrics(x) for x in outputs]
+        means = {
+            name: sum(p[name][0].sum() for p in pairs)
+            / sum(p[name][1].sum() for p in pairs)
+            for name in pairs[0]
+        }
+        return total / weight, means
 
-    want, grads = jax.jit(jax.value_and_grad(plain))(params)
+    (want, means), grads = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     got = engine.step(batch, 0).fetch()
     assert got["loss"] == pytest.approx(float(want), rel=2e-5)
+    for metric, mean in means.items():
+        assert got[metric] == pytest.approx(float(mean), rel=2e-5), metric
     norm = got["grad_norm"]
     for leaf, grad in flatten(grads).items():
         error = np.linalg.norm(engine.moments_like("grads")[leaf] - grad)

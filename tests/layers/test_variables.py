@@ -189,6 +189,17 @@ def test_linen_collections_are_handled_by_name():
     np.testing.assert_allclose(total, base + jnp.square(BATCH["x"]).sum(1), rtol=1e-6)
 
 
+def test_what_holds_a_linen_module_stands_for_it():
+    class Holder:
+        module = LinenNormed(stored=True)
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            raise AssertionError("the outer class is not called")
+
+    held = linen_loss(Holder(), by_sample, example=BATCH)
+    assert trace(held).layering.names == trace(normed("linen", True)).layering.names
+
+
 class Noisy(nnx.Module):
     """Draws from two streams, one of them in copies."""
 
