@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 4 * 2**20
 """Of a stored array: whoever reads a few rows decodes no more than this."""
 
 

@@ -11,9 +11,10 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,34 @@ import numpy as np
 
 from hexijax.weights.errors import WeightsError
 from hexijax.weights.maps import Names, name_map
-from hexijax.weights.source import Box, Source, Tensor, dtype_of, index, rows_of
+from hexijax.weights.memory import give_back_freed
+from hexijax.weights.source import (
+    Box,
+    Source,
+    Tensor,
+    box_shape,
+    dtype_of,
+    index,
+    inside,
+    rows_of,
+)
 from hexijax.weights.tree import Item, name_of
 from hexijax.weights.tree import Path as TreePath
 
 METADATA = "_METADATA"
-CHUNK_BYTES = 16 * 2**20
+CHUNK_BYTES = 4 * 2**20
 """Of an array in the store: what is decoded at once to read any of it."""
+
+READ_BYTES = 2 * CHUNK_BYTES
+"""Read or written at once, where an array has more than one chunk."""
+
+_CONTEXT = {
+    "cache_pool": {"total_bytes_limit": 0},
+    # Each thread keeps what it has decoded with: as large as a chunk, for good.
+    "data_copy_concurrency": {"limit": 2},
+    "file_io_concurrency": {"limit": 2},
+}
+"""Of TensorStore: what it may hold must not grow with a host's cores."""
 
 _ITEM, _KEY = 1, 2
 """Orbax's numbers for a list's and a dict's component."""
@@ -66,7 +88,7 @@ class Store:
     def _open(self) -> dict[str, Any]:
         import tensorstore
 
-        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
+        context = tensorstore.Context(_CONTEXT)
         specs = {key: self._spec(key) for key in self.paths}
         opening = {
             key: tensorstore.open(spec, open=True, read=True, context=context)
@@ -95,7 +117,21 @@ class Store:
 
     def read(self, key: str, box: Box) -> np.ndarray:
         """A box of an array."""
-        return self._open[key][index(box)].read().result()
+        out = np.empty(box_shape(box), self.tensor(key).dtype)
+        self.read_into(out, key, box)
+        return out
+
+    def read_into(self, out: np.ndarray, key: str, box: Box) -> None:
+        """A box of an array into one of its shape.
+
+        A few chunks at a time: TensorStore holds all those of one read at once, encoded
+        and decoded, beside what it makes of them, and frees them in other threads.
+        """
+        array = self._open[key]
+        chunk = array.chunk_layout.read_chunk.shape or array.shape
+        for part in _few_chunks(box, chunk, out.itemsize):
+            out[index(inside(part, box))] = array[index(part)].read().result()
+            give_back_freed()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +187,22 @@ class Orbax(Source):
         """Under the model's names; see ``Source.fitted``."""
         names = name_map(self.names)
         return names.read(self, wanted) if names else Source.fitted(self, wanted)
+
+
+def _few_chunks(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box]:
+    """Boxes that tile ``box``, cut between chunks: each meets one chunk, or few enough
+    that they are ``READ_BYTES`` together."""
+    met = [-(-b // size) - a // size for (a, b), size in zip(box, chunk, strict=True)]
+    if math.prod(met) * math.prod(chunk) * item_bytes > READ_BYTES:
+        for dim, (start, stop) in enumerate(box):
+            first, last = start // chunk[dim] + 1, (stop - 1) // chunk[dim]
+            if first <= last:
+                edge = (first + last) // 2 * chunk[dim]
+                for rows in ((start, edge), (edge, stop)):
+                    half = (*box[:dim], rows, *box[dim + 1 :])
+                    yield from _few_chunks(half, chunk, item_bytes)
+                return
+    yield box
 
 
 def find(folder: Path) -> Path:
@@ -241,21 +293,27 @@ def _write_array(folder: Path, key: str, source: Source, name: str) -> None:
         },
         create=True,
         dtype=tensorstore.dtype(tensor.dtype),
-        context=tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}}),
+        context=tensorstore.Context(_CONTEXT),
     ).result()
-    rows = chunk[0][1] if chunk else 0
+    rows = chunk[0][1] * (READ_BYTES // CHUNK_BYTES) if chunk else 0
     for box in source.windows(name):
-        window = source.read(name, box)
-        if not box:
-            array.write(window).result()
-            continue
-        start, stop = box[0]
-        # By whole chunks, or each would be read back and written twice.
-        edges = [start, *range(-(-(start + 1) // rows) * rows, stop, rows), stop]
-        for a, b in itertools.pairwise(edges):
-            part = np.ascontiguousarray(window[a - start : b - start], tensor.dtype)
-            array[a:b].write(part).result()
-        del window
+        _write_window(array, source.read(name, box), box, tensor.dtype, rows)
+
+
+def _write_window(
+    array: Any, window: np.ndarray, box: Box, dtype: np.dtype, rows: int
+) -> None:
+    """Writes a window, some rows at a time; it is gone when the next one is read."""
+    if not box:
+        array.write(window).result()
+        return
+    start, stop = box[0]
+    # By whole chunks, or each would be read back and written twice.
+    edges = [start, *range(-(-(start + 1) // rows) * rows, stop, rows), stop]
+    for a, b in itertools.pairwise(edges):
+        part = np.ascontiguousarray(window[a - start : b - start], dtype)
+        array[a:b].write(part).result()
+        give_back_freed()
 
 
 def _entry(path: TreePath) -> dict[str, Any]:

@@ -146,14 +146,12 @@ class Run(Source):
     def read(self, name: str, box: Box) -> np.ndarray:
         """A box, put together from those that the plan's devices held."""
         stored = self.stored[name]
-        met = [(key, held, overlap(held, box)) for key, held in stored.pieces.items()]
-        parts = [(key, held, both) for key, held, both in met if both is not None]
-        if len(parts) == 1 and parts[0][2] == box:
-            key, held, _ = parts[0]
-            return self._store.read(key, inside(box, held))
         out = np.empty(box_shape(box), stored.tensor.dtype)
-        for key, held, both in parts:
-            out[index(inside(both, box))] = self._store.read(key, inside(both, held))
+        for key, held in stored.pieces.items():
+            both = overlap(held, box)
+            if both is not None:
+                part = out[index(inside(both, box))]
+                self._store.read_into(part, key, inside(both, held))
         return out
 
     def windows(self, name: str) -> list[Box]:

@@ -14,7 +14,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -215,16 +215,19 @@ def write(path: Path, source: Source, *, metadata: Mapping[str, str]) -> None:
             file.write(len(text).to_bytes(8, "little") + text)
             for name, tensor in order:
                 for box in source.windows(name):
-                    window = source.read(name, box)
-                    for part in _slices(window):
-                        own = np.ascontiguousarray(part, tensor.dtype)
-                        file.write(own.reshape(-1).view(np.uint8).data)
-                    del window
+                    _append(file, source.read(name, box), tensor.dtype)
         unfinished.replace(path)
     except OSError as error:
         raise WeightsError(f"{path} cannot be written: {error.strerror}.") from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _append(file: BinaryIO, window: np.ndarray, dtype: np.dtype) -> None:
+    """Writes a window; it is gone when the next one is read."""
+    for part in _slices(window):
+        own = np.ascontiguousarray(part, dtype)
+        file.write(own.reshape(-1).view(np.uint8).data)
 
 
 def _slices(array: np.ndarray) -> list[np.ndarray]:

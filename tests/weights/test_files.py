@@ -1,17 +1,27 @@
 """Safetensors files and Orbax folders: ours read by others, others' read by us."""
 
 import json
+import math
+import weakref
 from pathlib import Path
+from typing import Any
 
 import jax
 import ml_dtypes
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from hexijax.experiment import Experiment
+from hexijax.layers.names import flatten
+from hexijax.runtime.plain import PlainEngine
 from hexijax.weights import (
     Arrays,
+    Named,
     Orbax,
     Safetensors,
     WeightsError,
@@ -19,7 +29,7 @@ from hexijax.weights import (
     orbax,
     safetensors,
 )
-from hexijax.weights.source import Tensor, index, whole
+from hexijax.weights.source import Box, Tensor, index, whole
 
 TREE = {
     "blocks": {"0": {"kernel": np.arange(12, dtype=np.float32).reshape(3, 4)}},
@@ -183,3 +193,117 @@ def test_names_are_paths_however_they_are_joined(tmp_path: Path):
         Arrays(NAMES | {"list/1": np.float32(3)}).fitted(wanted)
     wider = Arrays(NAMES | {"half": NAMES["half"].astype(np.float64)})
     assert wider.fitted(wanted).tensors["half"].dtype == np.float64
+
+
+def test_a_file_that_does_not_fit_is_told_whole(tmp_path: Path):
+    file = tmp_path / "a.safetensors"
+    wrong = {
+        "blocks.0.kernel": np.zeros((4, 3), np.float32),
+        "half": TREE["half"],
+        "list.0": TREE["list"][0],
+        "list.1": np.asarray(7.0, np.float32),
+        "more.0": np.zeros(2, np.float32),
+        "more.1": np.zeros(2, np.float32),
+    }
+    safetensors.write(file, Arrays(wrong), metadata={})
+    with pytest.raises(WeightsError) as error:
+        Safetensors(file).fitted(WANTED)
+    assert str(error.value) == (
+        f"The weights of {file} do not fit the model, which has 5 of them: 1 missing, "
+        "2 left over, 2 of another shape or kind. Nothing was read.\n"
+        "  missing    zeros float32[4,2]\n"
+        "  left over  more.0 float32[2]\n"
+        "  left over  more.1 float32[2]\n"
+        "  differs    blocks/0/kernel is float32[4,3], the model's is float32[3,4]\n"
+        "  differs    list/1 is float32[], the model's is int32[]\n"
+        "Build the model in the size that these weights have."
+    )
+
+
+def test_an_orbax_folder_of_another_layout_and_dtype_comes_in(tmp_path: Path):
+    """Theirs: stacked by layer, turned, bfloat16; ours: a list of float32 layers."""
+    half = ml_dtypes.bfloat16
+    stack = np.arange(24).reshape(2, 4, 3).astype(half)
+    theirs = {"params": {"layer_0": {"w": stack[0]}, "layer_1": {"w": stack[1]}}}
+    theirs["params"]["out"] = {"bias": np.ones(3, np.float16)}
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "x", theirs)
+    ours = {
+        "blocks": [{"kernel": np.zeros((3, 4), np.float32)} for _ in range(2)],
+        "bias": np.zeros(3, np.float32),
+    }
+    names = {
+        "blocks/*/kernel": Named(name="layer_*/w", axes="o i -> i o"),
+        "bias": "out/bias",
+    }
+    experiment = Experiment(
+        loss=lambda params, batch, keys: (batch["x"], batch["x"]),
+        init=ours,
+        optimizer=optax.sgd(0.1),
+    )
+    engine = PlainEngine(experiment, device=jax.devices()[1])
+    wanted = Arrays(flatten(ours)).tensors
+    source = Orbax(tmp_path / "x", under="params", names=names)
+    engine.set_params(source.fitted(wanted))
+    got = engine.params()
+    assert jax.tree.structure(got) == jax.tree.structure(ours)
+    for layer, want in zip(got["blocks"], stack, strict=True):
+        np.testing.assert_array_equal(layer["kernel"], want.T.astype(np.float32))
+    np.testing.assert_array_equal(got["bias"], np.ones(3, np.float32))
+    assert {x.dtype.name for x in jax.tree.leaves(got)} == {"float32"}
+    with pytest.raises(WeightsError) as error:
+        Orbax(tmp_path / "x", names=names).fitted(wanted)
+    for line in (
+        "missing    layer_0/w (for blocks/0/kernel) float32[4,3]",
+        "left over  params/out/bias float16[3]",
+    ):
+        assert line in str(error.value)
+
+
+@pytest.mark.parametrize("to", [safetensors, orbax])
+def test_a_window_is_gone_when_the_next_is_read(to: Any, tmp_path: Path):
+    """Else a host holds two: a view or a loop's variable would keep it."""
+
+    class Windows(Arrays):
+        last: Any = None
+
+        def windows(self, name: str) -> list[Box]:
+            rows = self.tensors[name].shape[0]
+            return [((i, i + 1), (0, 8)) for i in range(rows)]
+
+        def read(self, name: str, box: Box) -> np.ndarray:
+            assert self.last is None or self.last() is None
+            window = super().read(name, box).copy()
+            self.last = weakref.ref(window)
+            return window
+
+    rows = np.arange(24, dtype=np.float32).reshape(3, 8)
+    arrays = {"a": rows, "b": rows + 1}
+    source = Windows(arrays)
+    if to is orbax:
+        orbax.write(tmp_path / "x", source, source.paths)
+        assert_holds(Orbax(tmp_path / "x"), arrays)
+    else:
+        safetensors.write(tmp_path / "x.safetensors", source, metadata={})
+        assert_holds(Safetensors(tmp_path / "x.safetensors"), arrays)
+
+
+@given(data=st.data())
+def test_a_box_is_read_a_few_chunks_at_a_time(data: st.DataObject):
+    dims = data.draw(st.integers(0, 3))
+    chunk = tuple(data.draw(st.integers(1, 9)) for _ in range(dims))
+    box = tuple(
+        (start := data.draw(st.integers(0, 20)), start + data.draw(st.integers(1, 30)))
+        for _ in range(dims)
+    )
+    limit = data.draw(st.integers(1, 4000))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orbax, "READ_BYTES", limit)
+        parts = list(orbax._few_chunks(box, chunk, 4))
+    seen = np.zeros([stop for _, stop in box], int)
+    for part in parts:
+        seen[index(part)] += 1
+        met = [-(-b // n) - a // n for (a, b), n in zip(part, chunk, strict=True)]
+        assert math.prod(met) == 1 or math.prod(met) * math.prod(chunk) * 4 <= limit
+    assert (seen[index(box)] == 1).all()
+    assert seen.sum() == seen[index(box)].size
