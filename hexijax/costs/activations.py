@@ -30,6 +30,11 @@ BORDERS_IN_FLIGHT = 2
 """Of each border: one being used and one arriving."""
 
 
+BORDERS_PASSING = 8
+"""Of the largest border that waits in host memory: two slots of activations and two of
+cotangents, what was just made, and what is used again too soon to travel."""
+
+
 def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     """For each stage, the most microbatches between their forward and their backward.
 
@@ -128,11 +133,15 @@ def stage_activations(
     )
     batch = batch_bytes(chain, start, stop, samples)
     flying = BORDERS_IN_FLIGHT * (edges + batch)
-    kept = borders = 0
+    kept = borders = passing = 0
     inside: list[int] = []
     for g in reversed(range(len(stage.segments))):
         first, past = stage.segment_layers(g)
-        borders += enter_bytes(chain, first, stage.dtype, samples)
+        border = enter_bytes(chain, first, stage.dtype, samples)
+        if g and stage.waits_on_host(g):  # one that is received comes when it comes
+            passing = max(passing, BORDERS_PASSING * border)
+        else:
+            borders += border
         # What later segments kept of this microbatch is gone by then.
         inside.append(within_bytes(chain, within, stage, samples, g) - kept)
         if not (within.joined and g == last):
@@ -151,7 +160,7 @@ def stage_activations(
         for layer in layers[slice(*stage.layers)]
     )
     depth = live * one + handed * (late + batch)
-    return depth + flying, max(0, *inside)
+    return depth + flying + passing, max(0, *inside)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from hexijax.costs.memory import (
     stage_within,
 )
 from hexijax.layers.chain import ITEM_BYTES, Chain
-from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.plan.plan import Memory, Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.program import Buffer, Kind
 
@@ -85,6 +85,8 @@ class BufferBytes:
 
     def __call__(self, buffer: Buffer) -> int:
         """Its bytes; those of all microbatches are alike."""
+        if buffer.memory is Memory.HOST:
+            return 0
         first = buffer.microbatch is None
         key = (buffer.kind, buffer.place, buffer.subject, first)
         size = self._known.get(key)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import is_joined
+from hexijax.costs.activations import enter_bytes, is_joined
 from hexijax.costs.borders import OURS, Border, Carriage, border
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
@@ -18,7 +18,7 @@ from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
 from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES, alike
 from hexijax.costs.rates import CALL_S
-from hexijax.costs.ways import Ways
+from hexijax.costs.ways import Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Stage
 from hexijax.program.boxes import Box, state_boxes, users
@@ -33,11 +33,13 @@ from hexijax.program.program import (
     Join,
     Kind,
     Part,
+    Prefetch,
     Recv,
     Reduce,
     Send,
     Sum,
     Update,
+    WriteBack,
 )
 
 
@@ -118,6 +120,8 @@ class PlanCosts:
             Join: self._join_s,
             Update: self._update_s,
             Agree: self._agree_s,
+            Prefetch: lambda i: self.host_copy(i).seconds,
+            WriteBack: lambda i: self.host_copy(i).seconds,
         }
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
         self.layer_times = functools.cache(self._layer_times)
@@ -185,6 +189,24 @@ class PlanCosts:
             crossing = self.border(*key[:2], layer, moved.kind is Kind.COT)
             self._crossings[key] = crossing
         return crossing
+
+    def host_copy(self, instruction: Prefetch | WriteBack) -> Load:
+        """A border's way to host memory or back: each device has ways of its own."""
+        place, layer = instruction.buffer.place, int(instruction.buffer.subject[1:])
+        stage = self._stages[place]
+        samples = self._replica(place).microbatch_size // stage.lanes
+        num_bytes = enter_bytes(self._chain, layer, stage.dtype, samples)
+        end = "in" if isinstance(instruction, Prefetch) else "out"
+        each_s = tuple(
+            num_bytes / self._cluster.device(name).host_link_bytes_per_s
+            for name in stage.devices
+        )
+        return Load(
+            seconds=max(each_s),
+            ways=tuple(f"{name} host {end}" for name in stage.devices),
+            holds_s=each_s,
+            num_bytes=(num_bytes,) * len(each_s),
+        )
 
     def border_s(self, source: Place, target: Place, layer: int) -> float:
         """One microbatch's activations across the border before a layer."""

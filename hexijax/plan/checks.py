@@ -139,12 +139,16 @@ def check_stage_parts(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                 f"Stage {place} names a remat policy for {len(stage.remat)} layers and "
                 f"has {stage.num_layers}. Name one policy for all, or one a layer."
             )
-        if stage.params and len(stage.params) != len(stage.segments):
-            raise PlanError(
-                f"Stage {place} says how long parameters stay for {len(stage.params)} "
-                f"segments and has {len(stage.segments)}. Write 'params' once for all, "
-                "or once a segment."
-            )
+        for what, name, choices in (
+            ("how long parameters stay", "params", stage.params),
+            ("where borders wait", "waits", stage.waits),
+        ):
+            if choices and len(choices) != len(stage.segments):
+                raise PlanError(
+                    f"Stage {place} says {what} for {len(choices)} segments and has "
+                    f"{len(stage.segments)}. Write '{name}' once for all, or once a "
+                    "segment."
+                )
 
 
 def check_batch(plan: Plan, chain: Chain, cluster: Cluster) -> None:

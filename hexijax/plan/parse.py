@@ -10,6 +10,7 @@ from hexijax.plan.limits import MAX_LAYERS
 from hexijax.plan.lines import Line
 from hexijax.plan.plan import (
     FORMAT_VERSION,
+    Memory,
     Params,
     Place,
     Plan,
@@ -110,10 +111,12 @@ class _Parser:
         if isinstance(policies, Remat):
             start, stop = fields["layers"]
             policies = (policies,) * (stop - start)
-        params = fields.pop("params", Params.KEPT)
-        if isinstance(params, Params):
-            params = (params,) * len(fields.get("segments", (1,)))
-        stages.append(Stage(**fields, remat=policies, params=params))
+        number = len(fields.get("segments", (1,)))
+        for name in ("params", "waits"):
+            choice = fields.get(name, ())
+            if isinstance(choice, enum.StrEnum):
+                fields[name] = (choice,) * number
+        stages.append(Stage(**fields, remat=policies))
 
     def _count(self, line: Line, what: str, expected: int) -> None:
         """Numbers are for the reader: they must come in order, or a line is lost."""
@@ -285,4 +288,5 @@ _STAGE: dict[str, Reader] = {
     "segments": lambda line: line.numbers("segments", "+", "2+2"),
     "remat": _runs(Remat, "a remat policy such as none, or none*3,full"),
     "params": _runs(Params, "how long parameters stay: kept, or kept,freed*3"),
+    "waits": _runs(Memory, "where borders wait: host, or device,host*3"),
 }

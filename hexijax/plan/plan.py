@@ -47,6 +47,14 @@ class Params(enum.StrEnum):
     gone after it."""
 
 
+class Memory(enum.StrEnum):
+    """Which memory of its place holds an array."""
+
+    DEVICE = "device"
+    HOST = "host"
+    """Pinned host memory beside the place's devices."""
+
+
 class Reductions(enum.StrEnum):
     """How sums over meshes and lanes are made."""
 
@@ -85,6 +93,10 @@ class Stage:
     """One a segment, in order; empty: all are kept. What several segments of the stage
     use is kept if one of them keeps it; what does not train is kept."""
 
+    waits: tuple[Memory, ...] = ()
+    """One a segment, in order; empty: the device for all. Where what crosses the
+    segment's first border inside the stage waits for its next turn."""
+
     def __post_init__(self) -> None:
         start, stop = self.layers
         if not self.segments:
@@ -93,6 +105,8 @@ class Stage:
             object.__setattr__(self, "remat", (Remat.NONE,) * (stop - start))
         if set(self.params) == {Params.KEPT}:
             object.__setattr__(self, "params", ())
+        if set(self.waits) == {Memory.DEVICE}:
+            object.__setattr__(self, "waits", ())
 
     @property
     def num_layers(self) -> int:
@@ -102,6 +116,10 @@ class Stage:
     def frees(self, segment: int) -> bool:
         """Whether a segment's parameters are gathered for each pass over it."""
         return bool(self.params) and self.params[segment] is Params.FREED
+
+    def waits_on_host(self, segment: int) -> bool:
+        """Whether activations at a segment's first border wait in host memory."""
+        return bool(self.waits) and self.waits[segment] is Memory.HOST
 
     def segment_layers(self, segment: int) -> tuple[int, int]:
         """First layer and the one past the last of a segment."""

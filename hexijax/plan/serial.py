@@ -21,7 +21,7 @@ from hexijax.layers.chain import FORMAT_VERSION as CHAIN_VERSION
 from hexijax.layers.chain import Chain
 from hexijax.plan.decode import decode, fail
 from hexijax.plan.limits import MAX_LAYERS
-from hexijax.plan.plan import FORMAT_VERSION, Params, Plan, PlanError, Stage
+from hexijax.plan.plan import FORMAT_VERSION, Memory, Params, Plan, PlanError, Stage
 from hexijax.plan.training import PLAIN, Training
 
 _NAMES = {
@@ -52,7 +52,7 @@ def report_replicas(plan: Plan) -> list[dict[str, Any]]:
 
     A stage has ``layers`` (how many), ``layer_range`` (the first, and the one past the
     last), ``tensor_degree``, ``data_degree``, ``devices``, ``dtype``, ``segments``,
-    ``remat`` and ``params`` (one a segment); a replica has ``stages``,
+    ``remat``, ``params`` and ``waits`` (one a segment); a replica has ``stages``,
     ``microbatches``, ``microbatch_size`` (samples over all lanes) and ``samples``.
     """
     return [
@@ -77,11 +77,16 @@ def _report_stage(stage: Stage) -> dict[str, Any]:
         "segments": list(stage.segments),
         "remat": [policy.value for policy in stage.remat],
         "params": [each.value for each in _params(stage)],
+        "waits": [each.value for each in _waits(stage)],
     }
 
 
 def _params(stage: Stage) -> tuple[Params, ...]:
     return stage.params or (Params.KEPT,) * len(stage.segments)
+
+
+def _waits(stage: Stage) -> tuple[Memory, ...]:
+    return stage.waits or (Memory.DEVICE,) * len(stage.segments)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:

@@ -5,8 +5,8 @@
 A line a fact: a heading, a line for each replica, stage and state share, and what was
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
-none, ``params`` are kept, ``samples`` fills every microbatch. '#' starts a comment.
-``docs`` of each key lie with the field it sets, in ``plan.plan``.
+none, ``params`` are kept, ``waits`` is the device, ``samples`` fills every microbatch.
+'#' starts a comment. ``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
 import enum
@@ -18,6 +18,7 @@ from hexijax.plan.names import fold, quote
 from hexijax.plan.parse import parse
 from hexijax.plan.plan import (
     FORMAT_VERSION,
+    Memory,
     Params,
     Plan,
     PlanError,
@@ -84,6 +85,10 @@ def _replica(r: int, replica: Replica, chain: Chain | None) -> list[str]:
         for row, stage in zip(rows, replica.stages, strict=True):
             params = stage.params or (Params.KEPT,) * len(stage.segments)
             row.append(f"params {_runs(params, len(stage.segments))}")
+    if any(stage.waits for stage in replica.stages):
+        for row, stage in zip(rows, replica.stages, strict=True):
+            waits = stage.waits or (Memory.DEVICE,) * len(stage.segments)
+            row.append(f"waits {_runs(waits, len(stage.segments))}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [head]
     for row, stage in zip(rows, replica.stages, strict=True):

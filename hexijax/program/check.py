@@ -1,4 +1,4 @@
-"""Pass 7: proves that a Program does what its plan says, before anything runs.
+"""Pass 8: proves that a Program does what its plan says, before anything runs.
 
     Program, Plan, Chain -> check -> Report, or a ProgramError with the fault marked
 

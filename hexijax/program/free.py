@@ -1,4 +1,4 @@
-"""Pass 6: the last reader of every buffer is marked, and what nobody reads is freed.
+"""Pass 7: the last reader of every buffer is marked, and what nobody reads is freed.
 
     order of dispatch -> the same with `!` on last reads, and Frees
 
@@ -26,6 +26,8 @@ def free(order: Sequence[Instruction]) -> tuple[Instruction, ...]:
         ]
         if unread:
             backwards.append(Free(reads=tuple(unread)))
+        # What a copy brings back was another value before it.
+        seen.difference_update(instr.writes)
         buffers = [buffer for buffer, _ in instr.reads]
         last = [b for b in buffers if b not in seen and not _stays(b, written)]
         seen.update(buffers)

@@ -1,6 +1,7 @@
 """Plan -> Program, by passes of one file each.
 
-    schedules -> compute -> moves -> placement -> passes -> linearise -> free -> check
+    schedules -> compute -> moves -> placement -> passes -> waiting
+    -> linearise -> free -> check
 
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
@@ -28,6 +29,7 @@ from hexijax.program.placement import (
 from hexijax.program.program import Instruction, Program
 from hexijax.program.rules.fault import Faults
 from hexijax.program.rules.runs import check_layers
+from hexijax.program.waiting import Pools, waiting
 
 __all__ = ["Costs", "StepRules", "lower"]
 
@@ -60,11 +62,11 @@ def lower(
         whole plan's.
     """
     with collector_paused():
-        before, order = _lowered(
+        before, order, pools = _lowered(
             plan, chain, rules, costs, groups, evaluation, whole_leaves
         )
         body = free(order) if marked else order
-    program = Program(prologue=before, body=body)
+    program = Program(prologue=before, body=body, pools=pools)
     if checked:
         check(program, plan, chain, whole_leaves=whole_leaves)
     return program
@@ -78,8 +80,8 @@ def _lowered(
     groups: Sequence[Group] | None,
     evaluation: bool,
     whole_leaves: bool,
-) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
-    """The prologue, and the body's order."""
+) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...], Pools]:
+    """The prologue, the body's order, and what pools it needs."""
     check_layers(plan, chain, Faults(Program()))
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams, waits = compute(plan, chain, groups, evaluation=evaluation)
@@ -90,7 +92,7 @@ def _lowered(
         if rules.dynamic_scale:
             before.append(agree_on_scale(plan, body=False))
             others.append(agree_on_scale(plan, body=True))
-    streams = passes(places, streams)
+    streams, pools = waiting(plan, passes(places, streams))
     order = linearise(
         plan,
         streams,
@@ -99,4 +101,4 @@ def _lowered(
         costs or UnitCosts(plan),
         waits,
     )
-    return tuple(before), order
+    return tuple(before), order, pools

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeVar, dataclass_transform
 
 from hexijax.errors import UserError
-from hexijax.plan.plan import Place
+from hexijax.plan.plan import Memory, Place
 
 FORMAT_VERSION = 1
 
@@ -69,14 +69,6 @@ class Kind(enum.StrEnum):
     PIECES = "Pieces"
     """A group's boxes where they arrive: of gradients at a home, from Reduce to Sum; of
     new parameters at a user, from Gather to Join."""
-
-
-class Memory(enum.StrEnum):
-    """Which memory of its place holds a buffer."""
-
-    DEVICE = "device"
-    HOST = "host"
-    """Pinned host memory beside the place's devices."""
 
 
 class Buffer(NamedTuple):

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
 from hexijax.program import names
@@ -39,6 +41,7 @@ from hexijax.program.program import (
 )
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.layout import DEVICE, PINNED_HOST
 from hexijax.runtime.lowering import Compiled
 
 Slots = list[Any]
@@ -172,11 +175,14 @@ class Executor:
                 action = self._gather(instruction)
             case Free():
                 action = _nothing
-            case Prefetch() | WriteBack() | Snapshot():
+            case Prefetch():
+                action = self._copy(instruction, DEVICE)
+            case WriteBack():
+                action = self._copy(instruction, PINNED_HOST)
+            case Snapshot():
                 raise UserError(
-                    f"{type(instruction).__name__} is not run by this version: the "
-                    "plan asks for host offload. Keep parameters, state and "
-                    "activations on the device."
+                    "Snapshot is not run by this version: checkpoints read the state "
+                    "where it lives."
                 )
             case _:
                 raise AssertionError(instruction)
@@ -529,6 +535,17 @@ class Executor:
                 for home, slot, is_state in states
             }
             slots[target] = group.send_params(place, slices)
+
+        return action
+
+    def _copy(self, instruction: Prefetch | WriteBack, kind: str) -> Action:
+        (read,), (written,) = instruction.reads, instruction.writes
+        source, target = self._at(read.buffer), self._at(written)
+
+        def action(slots: Slots) -> None:
+            arrays, tree = jax.tree.flatten(slots[source])
+            where = [x.sharding.with_memory_kind(kind) for x in arrays]
+            slots[target] = jax.tree.unflatten(tree, jax.device_put(arrays, where))
 
         return action
 

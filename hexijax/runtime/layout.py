@@ -23,6 +23,9 @@ from hexijax.runtime.memo import memo
 
 DATA, MODEL = "data", "model"
 
+DEVICE = "device"
+"""JAX's name of a device's own memory."""
+
 PINNED_HOST = "pinned_host"
 """JAX's name of host memory beside a device."""
 

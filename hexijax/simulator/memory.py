@@ -75,6 +75,7 @@ def lives(
     """Of all buffers that a step writes; scalars are left out."""
     spans = _Spans(program, steps, costs)
     born: dict[Buffer, tuple[float, int]] = {}
+    """Written last: what comes back from the host has a life each time."""
     ends: dict[Buffer, float] = {}
     for i in program.body:
         dying = {
@@ -86,6 +87,10 @@ def lives(
             end_s = spans.of(i, read.buffer.place)[1]
             ends[read.buffer] = max(ends.get(read.buffer, end_s), end_s)
         for buffer in i.writes:
+            if buffer in born:
+                start_s, size = born.pop(buffer)
+                end_s = ends.pop(buffer, spans.ready_s[buffer])
+                yield Life(buffer.place, buffer, start_s, max(start_s, end_s), size)
             start_s, end_s = spans.of(i, buffer.place)
             size = sizes(buffer)
             if isinstance(i, Send):

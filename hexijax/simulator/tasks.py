@@ -164,6 +164,8 @@ class _Writer:
             ops.Join: self._join,
             ops.Agree: self._agree,
             ops.Update: self._update,
+            ops.Prefetch: self._host_copy,
+            ops.WriteBack: self._host_copy,
         }
 
     def finished(self) -> list[Task]:
@@ -288,6 +290,19 @@ class _Writer:
             out=[u for u, some in zip(out, (split_s, load.ways), strict=True) if some],
             into=into if merge_s else (),
         )
+
+    def _host_copy(self, i: ops.Prefetch | ops.WriteBack) -> None:
+        """Behind what its devices were given to do before, beside what comes after."""
+        if i.buffer.kind not in CROSSING:
+            raise UserError(
+                f"{type(i).__name__} of {i.buffer} is not simulated by this version: "
+                "only activations and their cotangents wait in host memory. Keep "
+                "parameters, residuals and state on the device."
+            )
+        place = i.buffer.place
+        load, devices = self._costs.host_copy(i), self._costs.devices(place)
+        use = Use(What.MOVE, load.seconds, (), load, self._hosts(place), devices)
+        self._made[i.writes[0]] = self._add(use, i, (self._made[i.reads[0].buffer],))
 
     # Sums and new parameters
 

@@ -1,7 +1,8 @@
 """Plans whose compute and state are shared out apart, drawn at random.
 
-Some stages have the parameters of a segment for a pass only; some devices store nothing
-of the state, some only store; batches and boxes are uneven.
+Some stages have the parameters of a segment for a pass only, or borders that wait in
+host memory; some devices store nothing of the state, some only store; batches and boxes
+are uneven.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import random
 from hexijax.plan.checks import check_stage_parts, check_state
 from hexijax.plan.meshes import check_meshes
 from hexijax.plan.plan import (
+    Memory,
     Params,
     Place,
     Plan,
@@ -57,7 +59,8 @@ def _freed(rng: random.Random, stage: Stage) -> Stage:
     segments = tuple(compose(rng, count, rng.randint(1, min(3, count))))
     some = tuple(rng.choice(list(Params)) for _ in segments)
     params = some if rng.random() < 0.3 else (Params.FREED,) * len(segments)
-    return dataclasses.replace(stage, segments=segments, params=params)
+    waits = tuple(rng.choice(list(Memory)) for _ in segments)
+    return dataclasses.replace(stage, segments=segments, params=params, waits=waits)
 
 
 def _computing(rng: random.Random, plan: Plan) -> dict[Place, float]:

@@ -8,6 +8,7 @@ import random
 
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import (
+    Memory,
     Params,
     Place,
     Plan,
@@ -82,6 +83,7 @@ def _stage(rng: random.Random) -> Stage:
         segments=tuple(_count(rng) for _ in range(rng.randint(0, 3))),
         remat=rng.choice([(), any_remat, (rng.choice(list(Remat)),) * num_layers]),
         params=tuple(rng.choices(list(Params), k=rng.randint(0, 3))),
+        waits=tuple(rng.choices(list(Memory), k=rng.randint(0, 3))),
     )
 
 

@@ -39,6 +39,7 @@ def test_reports_name_layers_and_degrees():
         "segments": [2, 2],
         "remat": ["none", "none", "none", "full"],
         "params": ["kept", "kept"],
+        "waits": ["device", "device"],
     }
 
 

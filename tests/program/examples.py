@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from hexijax.layers.chain import Array, Chain, Group, Layer, Leaf, Remat
-from hexijax.plan.plan import Params, Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
 
 
 def make_chain(
@@ -98,6 +98,7 @@ def make_stages(
     segments: Sequence[Sequence[int]] | None = None,
     num_sets: int | None = None,
     freed: bool = False,
+    waits: bool = False,
 ) -> tuple[Stage, ...]:
     """Stages of ``splits`` layers on devices ``a/0``, ``a/1``, ...
 
@@ -109,6 +110,7 @@ def make_stages(
       segments: layers of the segments of each stage.
       num_sets: device sets that the stages take in turn; None: one each.
       freed: every segment frees its parameters after each pass.
+      waits: every border inside a stage waits in host memory.
     """
     stages, start, width = [], 0, tensor * lanes
     for k, num_layers in enumerate(splits):
@@ -121,6 +123,7 @@ def make_stages(
                 tensor=tensor,
                 segments=(each := tuple(segments[k]) if segments else (num_layers,)),
                 params=(Params.FREED,) * len(each) if freed else (),
+                waits=(Memory.HOST,) * len(each) if waits else (),
             )
         )
         start += num_layers

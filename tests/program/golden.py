@@ -97,6 +97,15 @@ CASES: dict[str, tuple[Plan, Chain, StepRules, bool]] = {
         StepRules(),
         False,
     ),
+    "layered_waiting": (
+        make_plan(
+            (make_stages([3], segments=[[1, 1, 1]], waits=True), 4),
+            schedule=Schedule.LAYERED,
+        ),
+        make_chain(3),
+        StepRules(),
+        False,
+    ),
     "freed_in_a_pipeline": (
         make_plan((make_stages([2, 1], segments=[[1, 1], [1]], freed=True), 2)),
         make_chain(3, tied={"embed": [0, 2]}),

@@ -83,6 +83,7 @@ def _stages(
         segments=[random_cut(rng, n, rng.randint(1, min(3, n))) for n in splits],
         num_sets=num_sets,
         freed=more.random() < 0.3,
+        waits=more.random() < 0.3,
     )
 
 
