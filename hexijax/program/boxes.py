@@ -65,6 +65,13 @@ def keepers(plan: Plan, group: Group) -> tuple[Place, ...]:
     )
 
 
+def used_as_it_is(plan: Plan, chain: Chain, group: Group) -> bool:
+    """Whether its first user computes with a group's leaves in their own dtypes."""
+    stage = plan.stage(users(plan, group)[0])
+    uncast = {x for layer in chain.layers[slice(*stage.layers)] for x in layer.uncast}
+    return all(x.dtype == stage.dtype or x.id in uncast for x in group.leaves)
+
+
 def _devices(plan: Plan, group: Group) -> dict[Place, int]:
     """The same, each with how many devices it has."""
     return {

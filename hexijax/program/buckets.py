@@ -5,13 +5,15 @@
 A program call costs about the same whatever its size, and small collectives use little
 of a link: a card that ran a call a layer stood idle for a tenth of its step. A bucket
 joins groups that the same segments use and the same homes hold, and that train, or do
-not. It ends where its copies in flight would cost memory worth having.
+not; these only with others that are cast, or are not, since where the masters lie
+follows. It ends where its copies in flight would cost memory worth having.
 """
 
 import dataclasses
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
+from hexijax.program.boxes import used_as_it_is
 
 ALONE_SIZE = 2**28
 """Most parameters of a bucket that one stage uses and is home of: no copies arrive."""
@@ -32,7 +34,8 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     for group in chain.groups:
         users = _users(segments_L, group)
         stages = {place for place, _ in users}
-        key = (users, _share(plan, group), group.trainable)
+        kind = group.trainable or (False, used_as_it_is(plan, chain, group))
+        key = (users, _share(plan, group), kind)
         at = open_at.get(key)
         limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
         if at is None or sizes[at] + group.size > limit:

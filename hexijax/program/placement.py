@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.program import names
-from hexijax.program.boxes import holders, keepers, users
+from hexijax.program.boxes import holders, keepers, used_as_it_is, users
 from hexijax.program.buckets import buckets
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
@@ -106,10 +106,7 @@ def state_memory(plan: Plan, chain: Chain, group: Group) -> Memory:
     """
     if group.trainable:
         return Memory.DEVICE
-    stage = plan.stage(users(plan, group)[0])
-    uncast = {x for layer in chain.layers[slice(*stage.layers)] for x in layer.uncast}
-    as_it_is = all(x.dtype == stage.dtype or x.id in uncast for x in group.leaves)
-    return Memory.DEVICE if as_it_is else Memory.HOST
+    return Memory.DEVICE if used_as_it_is(plan, chain, group) else Memory.HOST
 
 
 def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
