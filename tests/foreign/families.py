@@ -48,6 +48,11 @@ class Foreign:
     train: bool = False
     """With dropout."""
 
+    def trains(self, name: str) -> bool:
+        """Whether a parameter does: all do."""
+        del name
+        return True
+
     @property
     def model(self) -> Any:
         """transformers' own class, without parameters."""
