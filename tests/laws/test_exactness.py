@@ -19,7 +19,7 @@ import pytest
 
 from experiments.bench_mixed import remembering
 from hexijax.layers.names import flatten
-from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.plan.plan import Plan, Replica, Schedule, Stage
 from hexijax.program.boxes import whole
 from hexijax.runtime.reach import OptimizerError
 from tests.laws import cover
@@ -257,9 +257,20 @@ def test_it_is_refused_for_layers_stacked_in_one_leaf(monkeypatch: Any):
         run(case, monkeypatch, optimizer=optax.lamb(1e-2))
 
 
-@pytest.mark.parametrize("seed", [4, 56])
-def test_a_loss_scale_changes_no_number(seed: int, monkeypatch: Any):
-    check(draw(seed), run(draw(seed), monkeypatch, loss_scale=1024.0))
+@pytest.mark.parametrize(("seed", "scale"), [(4, 1024.0), (56, "dynamic")])
+def test_a_loss_scale_changes_no_number(
+    seed: int, scale: float | str, monkeypatch: Any
+):
+    check(draw(seed), run(draw(seed), monkeypatch, loss_scale=scale))
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("schedule", Schedule)
+def test_a_dynamic_scale_changes_no_number_under_any_schedule(
+    schedule: Schedule, monkeypatch: Any
+):
+    case = draw(10_000, schedule)
+    check(case, run(case, monkeypatch, loss_scale="dynamic"))
 
 
 def test_a_step_that_is_not_finite_is_skipped_everywhere(monkeypatch: Any):
