@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import (
     Within,
+    enter_bytes,
     handed_microbatches,
     held_bytes,
     is_joined,
@@ -73,17 +74,25 @@ class MemoryParts:
     """Sums and new parameters of the groups in flight, and of groups whose state is at
     home here though no stage of this device uses them."""
 
+    host_bytes: int = 0
+    """Of the host, pinned: borders that wait there. No part of the device's peak."""
+
+    @classmethod
+    def _on_device(cls) -> list[str]:
+        names = (field.name for field in dataclasses.fields(cls))
+        return [name for name in names if name != "host_bytes"]
+
     @property
     def total_bytes(self) -> int:
-        """The peak: all parts at once."""
-        return sum(getattr(self, field.name) for field in dataclasses.fields(self))
+        """The peak: all parts of the device at once."""
+        return sum(getattr(self, name) for name in self._on_device())
 
     @property
     def largest(self) -> str:
         """Name of the largest part, for people."""
         parts = {
-            field.name.removesuffix("_bytes"): getattr(self, field.name)
-            for field in dataclasses.fields(self)
+            name.removesuffix("_bytes"): getattr(self, name)
+            for name in self._on_device()
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -198,6 +207,16 @@ def stage_parts(
         grads_bytes=held.grads,
         activations_bytes=kept,
         transient_bytes=transient,
+        host_bytes=replica.microbatches * waiting_on_host(chain, stage, samples),
+    )
+
+
+def waiting_on_host(chain: Chain, stage: Stage, samples: int) -> int:
+    """Of one microbatch: at each border its activation, or later its cotangent."""
+    return sum(
+        enter_bytes(chain, stage.segment_layers(g)[0], stage.dtype, samples)
+        for g in range(len(stage.segments))
+        if stage.waits_on_host(g)
     )
 
 
