@@ -22,15 +22,28 @@ from hexijax.plan.plan import Plan, PlanError, Schedule
 from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.found import Progress
 from hexijax.planner.judge import Judge
-from hexijax.planner.mesh import Mesh, MeshMaker
+from hexijax.planner.mesh import Layout, Mesh, MeshMaker
 from hexijax.planner.objective import Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
 from hexijax.planner.score import Scored, Scorer
+from hexijax.planner.state import state_shares
 
 BUDGET_SHARES = (1.15, 1.0, 0.93, 0.85)
 """Of usable memory, tried in turn: a finished plan is counted exactly, which the
 layer-by-layer estimate inside the search is not."""
+
+STATELESS_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""The same where state is not in the estimate: what is left over is for state."""
+
+STORED = 4
+"""Layouts that are simulated with their state where there is room."""
+
+SPARE = 1.05
+"""More than what was promised too much: boxes are whole rows."""
+
+FILLED = 4
+"""Times that state is filled in anew, less where a device was promised too much."""
 
 PLAYED_WITHIN = 1.6
 """Layouts this much slower than the best, by formula, are still played."""
@@ -79,13 +92,15 @@ class Finisher:
         self._effort = Effort.of(len(cluster.devices))
         self._shortest_s = math.inf
 
-    def finish(self, scored: Sequence[Scored]) -> None:
+    def finish(self, scored: Sequence[Scored], refused: Sequence[Layout] = ()) -> None:
         """Plays the best layouts and improves the best plans; ``finished`` grows.
 
         Args:
           scored: best first.
+          refused: layouts in whose devices even parts of state do not fit, best first.
         """
         self.play(scored)
+        self._store(refused)
         self._recut()
         self._shrink()
         if self._options.schedule is None:
@@ -164,6 +179,33 @@ class Finisher:
         for plan in self._pipelines():
             if self._pressed(plan):
                 self._again(plan, scorer)
+
+    def _store(self, refused: Sequence[Layout]) -> None:
+        """Layouts that state presses, with state where there is room for it.
+
+        Not where nothing is short of room: even parts travel fastest.
+        """
+        if self._options.even_state:
+            return
+        pressed = [
+            plan for _, plan in self.best_layouts()[:STORED] if self._pressed(plan)
+        ]
+        layouts = dict.fromkeys([*map(self._layout, pressed), *refused])
+        scorer = self._scorer.under(self._options, stateless=True)
+        found: list[Scored] = []
+        for layout in layouts:
+            self._check_time()
+            stateless = scorer.score(layout)
+            if stateless:
+                found.append(stateless)
+        tried = 0
+        for stateless in sorted(found, key=lambda x: x.cost):
+            best = min(self.finished.values(), default=math.inf)
+            if stateless.cost > best * (1 - WORTH):
+                return
+            tried += self._fit(stateless, scorer)
+            if tried == STORED:
+                return
 
     def _pressed(self, plan: Plan) -> bool:
         """Whether some device is nearly full."""
@@ -260,25 +302,27 @@ class Finisher:
     ) -> None:
         """A plan's layout, decided anew by another scorer, fitted and simulated."""
         self._check_time()
-        layout = tuple(
-            tuple(self._maker.mesh(s.devices, s.tensor) for s in replica.stages)
-            for replica in plan.replicas
-        )
-        scored = scorer.score(layout, most_samples=most_samples)
+        scored = scorer.score(self._layout(plan), most_samples=most_samples)
         if scored:
             self._fit(scored, scorer)
 
-    def _fit(self, scored: Scored, scorer: Scorer) -> None:
-        """A layout, fitted exactly and simulated."""
+    def _layout(self, plan: Plan) -> Layout:
+        return tuple(
+            tuple(self._maker.mesh(s.devices, s.tensor) for s in replica.stages)
+            for replica in plan.replicas
+        )
+
+    def _fit(self, scored: Scored, scorer: Scorer) -> bool:
+        """A layout, fitted exactly and simulated; whether it fits."""
         self._check_time()
         found = self._fitted(scored, scorer)
-        if found:
-            self._add(found[1])
+        return found is not None and self._add(found[1]) is not None
 
     def _fitted(self, scored: Scored, scorer: Scorer) -> tuple[Scored, Plan] | None:
         """The layout made to fit exactly, and its plan."""
-        largest = max(scored.setting.budget_share, *BUDGET_SHARES)
-        for share in dict.fromkeys((largest, *BUDGET_SHARES)):
+        shares = STATELESS_SHARES if scorer.stateless else BUDGET_SHARES
+        largest = max(scored.setting.budget_share, *shares)
+        for share in dict.fromkeys((largest, *shares)):
             again = scored
             if share != scored.setting.budget_share:
                 found = scorer.score(scored.layout, share)
@@ -297,8 +341,34 @@ class Finisher:
             except PlanError as error:
                 self.reasons.append(str(error))
                 return None
-            if self._judge.fits(self._judge.memory_bytes(plan)):
+            if scorer.stateless:
+                stored = self._stored(plan)
+                if stored:
+                    return again, stored
+            elif self._judge.fits(self._judge.memory_bytes(plan)):
                 return again, plan
+        return None
+
+    def _stored(self, plan: Plan) -> Plan | None:
+        """The plan with its state where there is room; None where there is too little.
+
+        Sums that pass through a home take room of their own, known when it is one.
+        """
+        usable = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
+        used = self._judge.stateless_bytes(plan)
+        room = {name: float(usable[name] - used.get(name, 0)) for name in usable}
+        for _ in range(FILLED):
+            shares = state_shares(
+                plan, self._chain, self._cluster, room, moments=self._options.moments
+            )
+            if shares is None:
+                return None
+            made = dataclasses.replace(plan, state=shares)
+            promised = self._judge.memory_bytes(made)
+            if self._judge.fits(promised):
+                return made
+            for name, num_bytes in promised.items():
+                room[name] -= max(0, num_bytes - usable[name]) * SPARE
         return None
 
     def _add(self, plan: Plan) -> float | None:

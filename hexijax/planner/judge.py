@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
-from hexijax.costs.memory import plan_memory
+from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.planner.estimate import estimate
@@ -34,17 +34,27 @@ class Judge:
     def memory_bytes(self, plan: Plan) -> dict[str, int]:
         """The promised peak of every device the plan names."""
         if plan not in self._memory:
-            parts = plan_memory(
-                plan,
-                self.chain,
-                self.cluster,
-                moments=self.options.moments,
-                whole_leaves=self.options.whole_leaves,
-                temps=self.options.temps,
-            )
+            parts = self._memory_parts(plan)
             totals = {name: part.total_bytes for name, part in parts.items()}
             self._memory[plan] = totals
         return self._memory[plan]
+
+    def stateless_bytes(self, plan: Plan) -> dict[str, int]:
+        """The same without optimizer state."""
+        return {
+            name: part.total_bytes - part.state_bytes
+            for name, part in self._memory_parts(plan).items()
+        }
+
+    def _memory_parts(self, plan: Plan) -> dict[str, MemoryParts]:
+        return plan_memory(
+            plan,
+            self.chain,
+            self.cluster,
+            moments=self.options.moments,
+            whole_leaves=self.options.whole_leaves,
+            temps=self.options.temps,
+        )
 
     def fits(self, memory_bytes: Mapping[str, int]) -> bool:
         """Whether no device is promised more than it can use."""

@@ -76,6 +76,10 @@ class PlanOptions:
     temps: Temps = dataclasses.field(default_factory=Temps, hash=False)
     """What segments of the model were seen to take when they were compiled."""
 
+    even_state: bool = False
+    """Devices that compute with a parameter hold equal parts of its state, as in FSDP;
+    else uneven ones where even ones do not fit, or cost time."""
+
     whole_leaves: bool = False
     """No leaf's state is cut, for optimizers that look inside a leaf."""
 

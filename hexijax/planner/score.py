@@ -56,8 +56,15 @@ class Scorer:
     """Scores layouts of one chain on one cluster."""
 
     def __init__(
-        self, chain: Chain, cluster: Cluster, batch_size: int, options: PlanOptions
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        batch_size: int,
+        options: PlanOptions,
+        *,
+        stateless: bool = False,
     ) -> None:
+        """``stateless``: no state counts; where it goes is settled afterwards."""
         coarse = len(cluster.devices) > FINE_DEVICES
         self.fitter = Fitter(chain, cluster, options, coarse=coarse)
         self.count = 0
@@ -65,14 +72,17 @@ class Scorer:
         self._cluster = cluster
         self._batch_size = batch_size
         self._options = options
+        self.stateless = stateless
         self._goal = Goal(cluster, options.objective, options.usd_per_hour)
         self._seen: dict[object, Scored | None] = {}
         self._network = self.fitter.network
         self._after = After(chain, self._network, options.moments)
 
-    def under(self, options: PlanOptions) -> "Scorer":
+    def under(self, options: PlanOptions, *, stateless: bool = False) -> "Scorer":
         """The same under options that differ in schedule or segments only."""
-        scorer = Scorer(self._chain, self._cluster, self._batch_size, options)
+        scorer = Scorer(
+            self._chain, self._cluster, self._batch_size, options, stateless=stateless
+        )
         scorer.fitter.arrays = self.fitter.arrays
         return scorer
 
@@ -161,7 +171,10 @@ class Scorer:
         """Of each replica what fits, one a microbatch size; None where one has none."""
         widths = [sum(m.shape.num_devices for m in x) / len(x) for x in layout]
         settings = {
-            width: dataclasses.replace(setting, elsewhere=_below(sum(widths) - width))
+            width: dataclasses.replace(
+                setting,
+                elsewhere=math.inf if self.stateless else _below(sum(widths) - width),
+            )
             for width in set(widths)
         }
         fits: list[tuple[Fitted, ...]] = []

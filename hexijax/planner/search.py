@@ -43,6 +43,9 @@ HOPELESS = 1.2
 out, are not scored."""
 
 
+REFUSED = 12
+"""Layouts in which even parts of state do not fit that are tried with uneven ones."""
+
 OPTIMISTIC = 1.25
 """Of the budget, where the layer-by-layer bound of memory finds no room: the finished
 plan is counted exactly."""
@@ -167,6 +170,7 @@ class _Search:
         )
         self._effort = Effort.of(len(cluster.devices))
         self._scored: dict[Layout, Scored] = {}
+        self._refused: list[Layout] = []
         self._least = math.inf
         self._sizes = sizes_up_to(batch_size)
 
@@ -181,7 +185,7 @@ class _Search:
         try:
             self._score_all(self._seeds(bound))
             self._walk()
-            self._finisher.finish(self._by_cost())
+            self._finisher.finish(self._by_cost(), self._best_refused())
         except KeyboardInterrupt:
             stopped = "interrupted"
         except _OutOfTimeError:
@@ -283,6 +287,20 @@ class _Search:
                 alone = mixtures(forms(kind=kind))
                 yield from alone.layouts(per_segment, alone_s)
 
+    def _best_refused(self) -> list[Layout]:
+        """Of the layouts that do not fit those that compute fastest, one a form."""
+        fitter = self._scorer.fitter
+        bounds = [
+            (fitter.bound_s(x, self._sizes), i) for i, x in enumerate(self._refused)
+        ]
+        found: dict[object, Layout] = {}
+        for each_s, i in sorted(bounds):
+            if each_s == math.inf or len(found) == REFUSED:
+                break
+            layout = self._refused[i]
+            found.setdefault(same_but_names(layout, self._cluster), layout)
+        return [*found.values()]
+
     def _by_cost(self) -> list[Scored]:
         return sorted(self._scored.values(), key=lambda scored: scored.cost)
 
@@ -309,6 +327,8 @@ class _Search:
             if scored:
                 self._scored[layout] = scored
                 self._least = min(self._least, scored.cost)
+            elif layout:
+                self._refused.append(layout)
             return scored
         return self._scored[layout]
 

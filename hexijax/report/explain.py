@@ -18,6 +18,9 @@ from hexijax.report.objectives import beside, cell, costs, heading
 from hexijax.report.verdict import Choices, left_out
 from hexijax.report.words import columns, gib, rate, seconds
 
+MOST_TOLD = 3
+"""Amounts of state that are told one by one."""
+
 Table = list[Sequence[str]]
 """Rows of cells; the first row is the heading."""
 
@@ -128,6 +131,8 @@ def reasons(choices: Choices, found: Sequence[Limit]) -> Iterator[str]:
             yield _memory(limit)
         elif i == 0:
             yield f"limited by {_bottleneck(choices.ours, limit)}"
+    if any(share.shares for share in choices.ours.plan.state):
+        yield _uneven_state(choices.ours)
     if choices.ours.unused:
         yield _unused(choices)
     yield from grounds(choices.ours)
@@ -177,6 +182,18 @@ def _memory(limit: Limit) -> str:
     if limit.saves < 0.001:
         return "memory costs nothing: with more of it the same plan is no faster"
     return f"memory costs {limit.saves:.1%}: what does not fit is computed twice"
+
+
+def _uneven_state(judged: Judged) -> str:
+    """Which devices hold how much state, where they do not hold even parts."""
+    held: dict[int, list[str]] = {}
+    for name, parts in judged.memory.items():
+        held.setdefault(parts.state_bytes, []).append(name)
+    most = sorted(held, reverse=True)
+    told = [f"{gib(n)} on {_few(held[n])}" for n in most[:MOST_TOLD]]
+    if len(most) > MOST_TOLD:
+        told.append(f"down to {gib(most[-1])} on {_few(held[most[-1]])}")
+    return f"state is where there is room: {'; '.join(told)}"
 
 
 def _unused(choices: Choices) -> str:

@@ -174,3 +174,15 @@ def test_kinds_have_the_names_people_use():
         "a100-40g-sxm": "a100-40g-sxm",
         "a100-80g-sxm": "a100-80g-sxm",
     }
+
+
+def test_uneven_state_is_told_by_device():
+    judged = make_judged()
+    plan = judged.plan
+    share = dataclasses.replace(plan.state[0], shares={"n1/0": 3.0, "n0/0": 1.0})
+    uneven = judge("uneven", dataclasses.replace(plan, state=(share,)), judged.problem)
+    text = explain(Choices(ours=uneven), limits(uneven))
+    amounts = {name: gib(uneven.memory[name].state_bytes) for name in ("n1/0", "n0/0")}
+    assert f"state is where there is room: {amounts['n1/0']} on n1/0" in text
+    assert f"{amounts['n0/0']} on n0/0" in text
+    assert "state is where" not in explain(Choices(ours=judged), limits(judged))
