@@ -14,6 +14,7 @@ from hexijax.report.rows import group
 
 PARTS = {
     "params_bytes": ("parameters", "#2f6fb0"),
+    "passes_bytes": ("parameters of two passes", "#7fa8d6"),
     "grads_bytes": ("gradients", "#d1642b"),
     "state_bytes": ("optimizer state", "#3f8f4f"),
     "activations_bytes": ("activations", "#8a5ab5"),
@@ -21,6 +22,9 @@ PARTS = {
     "sync_bytes": ("sums on their way", "#b8b8b8"),
 }
 """Field of ``MemoryParts`` -> its name for people, and its colour."""
+
+ON_HOST = {"host_bytes"}
+"""Fields that are no part of a device's peak."""
 
 MOST_ROWS = 40
 NOMINAL = "#b5b5b5"
@@ -78,7 +82,7 @@ def draw_memory(judged: Judged) -> Figure:
 
 
 def _entries(memory: Iterable[MemoryParts]) -> list[Patch | Line2D]:
-    assert {f.name for f in dataclasses.fields(MemoryParts)} == PARTS.keys()
+    assert {f.name for f in dataclasses.fields(MemoryParts)} == PARTS.keys() | ON_HOST
     held = [*memory]
     return [
         *(
