@@ -200,8 +200,12 @@ def _unused(choices: Choices) -> str:
     """Which devices idle, and what using them would do."""
     ours, everyone = choices.ours, choices.everyone
     names = f"unused: {_few(ours.unused)} ({left_out(ours)})"
+    if any(name in ours.memory for name in ours.unused):
+        names += " to compute; some hold state"
     if choices.cut_short and everyone is None:
         return f"{names}; the comparison that says why was interrupted"
+    if everyone is None and not choices.refused:
+        return f"{names}; `hexijax plan` compares with a plan that uses them"
     if everyone is None:
         return f"{names}, because no plan with every device stands. {choices.refused}"
     longer = everyone.step_s / ours.step_s - 1

@@ -186,3 +186,31 @@ def test_uneven_state_is_told_by_device():
     assert f"state is where there is room: {amounts['n1/0']} on n1/0" in text
     assert f"{amounts['n0/0']} on n0/0" in text
     assert "state is where" not in explain(Choices(ours=judged), limits(judged))
+
+
+def test_a_device_that_only_stores_is_said_to_and_nothing_is_claimed_unasked():
+    problem = make_problem([[("fast", 2)], [("slow", 1)]])
+    judged = make_judged(problem)
+    replica = dataclasses.replace(
+        judged.plan.replicas[0],
+        stages=(
+            dataclasses.replace(
+                judged.plan.replicas[0].stages[0],
+                devices=("n0/0",),
+                layers=(0, len(problem.chain.layers)),
+                lanes=1,
+                tensor=1,
+                segments=(),
+                remat=(),
+            ),
+        ),
+        samples=judged.plan.batch_size,
+        microbatch_size=judged.plan.batch_size,
+        microbatches=1,
+    )
+    share = dataclasses.replace(judged.plan.state[0], shares={"n1/0": 1.0})
+    plan = dataclasses.replace(judged.plan, replicas=(replica,), state=(share,))
+    text = explain(Choices(ours=(one := judge("one", plan, problem))), limits(one))
+    assert "to compute; some hold state" in text
+    assert "`hexijax plan` compares with a plan that uses them" in text
+    assert "because no plan" not in text
