@@ -82,6 +82,7 @@ def plan_options(experiment: Experiment) -> PlanOptions:
         max_microbatch_size=training.max_microbatch_size,
         moments=training.moments,
         whole_leaves=training.whole_leaves,
+        per_microbatch=training.per_microbatch,
     )
 
 
@@ -110,6 +111,7 @@ def training_facts(experiment: Experiment) -> Training:
         dynamic_scale=None
         if experiment.loss_scale is None
         else experiment.loss_scale == DYNAMIC,
+        per_microbatch=experiment.per_microbatch,
         max_microbatch_size=experiment.max_microbatch_size,
     )
 

@@ -26,6 +26,9 @@ class Training:
     """So does a dynamic loss scale; None: there is one where a stage of the plan
     computes in float16."""
 
+    per_microbatch: bool = False
+    """The loss is one a microbatch: no plan pads, or cuts one in unlike ways."""
+
     max_microbatch_size: int | None = None
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
 

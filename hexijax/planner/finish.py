@@ -269,7 +269,7 @@ class Finisher:
             plain = dataclasses.replace(best, prediction=None)
             made = functools.partial(variants, plain, self._options)
             for i, plan in _from(at, made):
-                if plan in tried or not _valid(plan):
+                if plan in tried or not self._valid(plan):
                     continue
                 if budget <= 0 and least <= 0:
                     return 0
@@ -371,6 +371,15 @@ class Finisher:
                 room[name] -= max(0, num_bytes - usable[name]) * SPARE
         return None
 
+    def _valid(self, plan: Plan) -> bool:
+        """Whether microbatches hold all samples, and no padding where none may be."""
+        for replica in plan.replicas:
+            room = replica.microbatches * replica.microbatch_size
+            least = room if self._options.per_microbatch else 1
+            if not least <= replica.samples <= room:
+                return False
+        return True
+
     def _add(self, plan: Plan) -> float | None:
         """Plays a plan; its cost, or None where it does not fit."""
         predicted = self._judge.predicted(plan)
@@ -415,10 +424,3 @@ def _from(at: int, made: Callable[[], Iterator[Plan]]) -> Iterator[tuple[int, Pl
     """
     yield from itertools.islice(enumerate(made()), at, None)
     yield from itertools.islice(enumerate(made()), at)
-
-
-def _valid(plan: Plan) -> bool:
-    return all(
-        0 < replica.samples <= replica.microbatches * replica.microbatch_size
-        for replica in plan.replicas
-    )

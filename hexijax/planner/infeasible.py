@@ -69,7 +69,13 @@ def _asked(options: PlanOptions) -> str:
     default = PlanOptions()
     changed = [
         f"{name} {getattr(options, name)}"
-        for name in ("schedule", "grouping", "max_microbatch_size", "use_all_devices")
+        for name in (
+            "schedule",
+            "grouping",
+            "max_microbatch_size",
+            "per_microbatch",
+            "use_all_devices",
+        )
         if getattr(options, name) != getattr(default, name)
     ]
     return f" with {', '.join(changed)}, as asked" if changed else ""

@@ -80,6 +80,10 @@ class PlanOptions:
     """Devices that compute with a parameter hold equal parts of its state, as in FSDP;
     else uneven ones where even ones do not fit, or cost time."""
 
+    per_microbatch: bool = False
+    """The loss is one a microbatch: none holds padding, and all stages of a replica
+    have as many lanes."""
+
     whole_leaves: bool = False
     """No leaf's state is cut, for optimizers that look inside a leaf."""
 

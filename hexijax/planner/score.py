@@ -24,6 +24,7 @@ from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import layers_per_segment, num_segments, shorter
+from hexijax.planner.whole_batches import split_whole
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -73,6 +74,7 @@ class Scorer:
         self._batch_size = batch_size
         self._options = options
         self.stateless = stateless
+        self._split = split_whole if options.per_microbatch else split_batch
         self._goal = Goal(cluster, options.objective, options.usd_per_hour)
         self._seen: dict[object, Scored | None] = {}
         self._network = self.fitter.network
@@ -140,7 +142,7 @@ class Scorer:
             return None
         unlike = {id(found): [f.option for f in found] for found in fits}
         options = [unlike[id(found)] for found in fits]
-        shares = split_batch(self._batch_size, options)
+        shares = self._split(self._batch_size, options)
         if shares is None:
             return None
         fitted = tuple(
@@ -197,7 +199,7 @@ class Scorer:
         fits = self._fits(scored.layout, splits, scored.setting, None)
         assert fits, "it was scored"
         unlike = {id(found): [f.early for f in found] for found in fits}
-        shares = split_batch(self._batch_size, options := [unlike[id(x)] for x in fits])
+        shares = self._split(self._batch_size, options := [unlike[id(x)] for x in fits])
         assert shares, "it was scored"
         plain_s = max(
             fitted.option.end_s(share.microbatches)
@@ -267,6 +269,10 @@ class Scorer:
     def _possible(self, layout: Layout) -> bool:
         """Whether every stage can have a layer and every replica a sample."""
         num_layers = len(self._chain.layers)
+        if self._options.per_microbatch and any(
+            len({mesh.shape.lanes for mesh in meshes}) > 1 for meshes in layout
+        ):
+            return False
         return 0 < len(layout) <= self._batch_size and all(
             len(meshes) * self.fitter.rounds(meshes) <= num_layers for meshes in layout
         )

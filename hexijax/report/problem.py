@@ -98,6 +98,7 @@ class Problem:
             max_microbatch_size=self.training.max_microbatch_size,
             moments=self.training.moments,
             whole_leaves=self.training.whole_leaves,
+            per_microbatch=self.training.per_microbatch,
             temps=self.temps,
             seconds=seconds,
         )

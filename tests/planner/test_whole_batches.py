@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexijax.plan.checks import check_whole
+from hexijax.plan.plan import PlanError
+from hexijax.planner import PlanOptions, make_plan
 from hexijax.planner.batches import BatchOption, end_s
 from hexijax.planner.whole_batches import split_whole
 from hexijax.published.cephalo import GoldenCase, golden_cases
+from tests.plan.examples import make_chain, make_cluster, make_kind
 from tests.public_data import FOLDER, needs_public_data
 
 CASES = golden_cases(FOLDER) if "HEXIJAX_DATA" in os.environ else ()
@@ -95,3 +99,24 @@ def test_two_l4_an_a6000_and_a_p40_share_64_samples_as_published():
     samples = tuple(share.samples for share in shares)
     assert samples == case.optimal_samples == (13, 12, 34, 5)
     assert round(end_s(shares, replicas) * 1e3, 1) == 342.3
+
+
+KINDS = (make_kind("fast", tflops=10), make_kind("slow", tflops=2.5))
+
+
+@pytest.mark.parametrize("batch_size", [13, 37])
+def test_a_plan_of_losses_by_microbatch_never_pads(batch_size: int):
+    chain = make_chain(6, width=256, rows=512, block_flops=1e8)
+    cluster = make_cluster([[("fast", 2)], [("slow", 3)]], kinds=KINDS)
+    options = PlanOptions(per_microbatch=True)
+    plan = make_plan(chain, cluster, batch_size=batch_size, options=options)
+    check_whole(plan)
+    assert sum(replica.samples for replica in plan.replicas) == batch_size
+
+
+def test_losses_over_samples_may_pad_or_cut_lanes_in_unlike_ways():
+    chain = make_chain(6, width=256, rows=512, block_flops=1e8)
+    cluster = make_cluster([[("fast", 2)], [("slow", 3)]], kinds=KINDS)
+    plan = make_plan(chain, cluster, batch_size=37)
+    with pytest.raises(PlanError, match="is padding|lanes, and with per_microbatch"):
+        check_whole(plan)
