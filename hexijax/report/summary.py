@@ -110,7 +110,7 @@ def render(report: Report, folder: str) -> str:
         speed.append(f"predicted {_number(report['predicted_step_s'], '.4g')} s")
     if report["mfu"] is not None:
         speed.append(f"MFU {report['mfu']:.1%}")
-    skipped = report["skipped_steps"]
+    skipped = report.get("skipped_steps", 0)  # reports of older versions lack it
     left_out = f", of which {skipped} were skipped" if skipped else ""
     lines = [
         f"{report['name']}: {report['status']} after {report['steps']} steps{left_out}",

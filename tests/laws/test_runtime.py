@@ -97,7 +97,8 @@ def test_equal_stages_compile_once_and_two_named_kinds_apart(
     layout = Layout(Plan(replicas=(replica,), batch_size=2), layers, devices)
     compiler = Compiler(layout)
     for place, stage in layout.plan.stages():
-        segment = _traced(model(shape)[0], 2, False).segment(*stage.layers, stage.remat)
+        traced = _traced(model(shape)[0], 2, False, frozenset())
+        segment = traced.segment(*stage.layers, stage.remat)
         dtypes = ["float32"] * len(segment.leaves)
         compiler.add(place, place, segment, dtypes, Work.EVALUATE)
     assert len(compiler.compile()) == 2

@@ -26,6 +26,10 @@ CHAINS = {
     "gpt": gpt(depth=6, width=1024, num_heads=16, length=1024, tied=False),
 }
 
+NOT_BY_SPANS = (Schedule.INTERLEAVED, Schedule.LAYERED)
+"""A stage a device holds several of; one that no search tries yet, whose last segment
+runs both ways at once."""
+
 
 def cluster_of(kind: str) -> Cluster:
     if kind == "cpu":
@@ -85,7 +89,7 @@ def test_what_the_search_lets_fit_is_promised_to_fit(
         dtype,
     )
     schedule = data.draw(
-        st.sampled_from([s for s in Schedule if s is not Schedule.INTERLEAVED])
+        st.sampled_from([s for s in Schedule if s not in NOT_BY_SPANS])
     )
     live = live_microbatches(schedule, replica)
     handed = handed_microbatches(schedule, replica)

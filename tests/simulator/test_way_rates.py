@@ -34,6 +34,8 @@ def rate(machines: Cluster, way: str) -> float:
     links = machines.links
     assert links.in_node
     assert links.between_nodes
+    if " host " in way:
+        return machines.device(way.split(" ", 1)[0]).profile.host_link_bytes_per_s
     if "/" in way:
         return links.in_node.bytes_per_s
     owner, end = way.split(" ", 1)
