@@ -34,7 +34,7 @@ def score(model: Any, batch: Any) -> Any:
     return next_token_loss(logits, batch["targets"], batch["weights"])
 
 
-@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.laws), True])
 def test_packed_documents_have_the_loss_of_documents_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool
 ):

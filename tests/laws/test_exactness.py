@@ -182,7 +182,7 @@ INSIDE = {
         lambda params: jax.tree.map(lambda x: x.ndim == 2, params),
     ),
 }
-EXHAUSTIVE = ("adafactor", "muon and adam by hand")
+EXHAUSTIVE = ("lamb", "adafactor", "muon and adam by hand")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,9 @@ def late_case() -> Case:
     )
 
 
-@pytest.mark.parametrize("make", [lora_case, late_case])
+@pytest.mark.parametrize(
+    "make", [lora_case, pytest.param(late_case, marks=pytest.mark.laws)]
+)
 def test_a_plan_trains_what_trains_and_nothing_else(make: Any, monkeypatch: Any):
     case = make()
     outcome = run(case, monkeypatch)

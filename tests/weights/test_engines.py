@@ -42,7 +42,9 @@ SEEDS = {"nnx": 5673, "linen": 268}
 """Plans that the laws run too, of two replicas, one with several stages and lanes."""
 
 
-@pytest.fixture(scope="module", params=SEEDS)
+@pytest.fixture(
+    scope="module", params=["nnx", pytest.param("linen", marks=pytest.mark.laws)]
+)
 def trained(request: pytest.FixtureRequest) -> Iterator[tuple[cases.Case, Engine]]:
     """A drawn case and its engine, one step old."""
     case = cases.draw(SEEDS[request.param])
