@@ -13,72 +13,25 @@ that takes ``positions`` counts from each document's start. The loss is weighted
 
 import dataclasses
 import functools
-import hashlib
 
 import numpy as np
 
-from hexijax.data.documents import holds_tokens, open_documents
 from hexijax.data.packing import Packing, pack
 from hexijax.data.ragged import Ragged
-from hexijax.data.tokenizer import BYTES, Tokenizer, check_vocabulary
+from hexijax.data.reading import Reading
 from hexijax.data.windows import HELD_OUT_EVERY, shuffled
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator
 
 
 @dataclasses.dataclass(frozen=True)
-class Packed:
-    """Documents, several to a sample."""
-
-    path: str | None = None
-    """A dataset that Hugging Face's ``save_to_disk`` wrote; or text files as
-    ``TextBytes`` takes them, a document each; in a ``.jsonl`` each line is one."""
-
-    length: int = 128
-    """Tokens of a sample's inputs."""
-
-    tokenizer: str = BYTES
-    """A tokenizer.json, a folder with one, a name on Hugging Face's hub, or ``bytes``.
-    What is tokens already is taken as it is."""
-
-    _: dataclasses.KW_ONLY
-
-    column: str = "text"
-    """Of the dataset, or key of a line of JSON: text, or lists of token numbers."""
-
-    split: str | None = None
-    """Of the dataset; None: the only one, or ``train``."""
-
-    end: str | None = None
-    """A token to put after each text, as ``<|endoftext|>``; None: none."""
-
-    vocab_size: int | None = None
-    """Tokens the model knows; None: looked up in the model."""
-
-    held_out: bool = False
-    """The twentieth of the documents kept for evaluation, instead of the rest."""
-
-    seed: int = 0
-    """Order of the samples."""
-
-    @property
-    def vocabulary(self) -> int | None:
-        """Tokens are below it; None: not known before they are read."""
-        if holds_tokens(self.path, self.column, self.split):
-            return self.vocab_size
-        return check_vocabulary(self._tokenizer, self.vocab_size, self._source)
+class Packed(Reading):
+    """Documents, several to a sample; whole ones are held out."""
 
     def batches(self, batch_size: int) -> BatchIterator:
         """An endless iterator of batches of exactly ``batch_size`` samples."""
         assert self.vocabulary is None or self.vocabulary  # refuses what cannot fit
         return shuffled(len(self._packing), self.take, batch_size, self.seed)
-
-    def fingerprint(self) -> str:
-        """Twelve hex digits of the documents and of how they are read."""
-        facts = (self._opened[1], self.length, self.held_out, self.seed, self.end)
-        if not holds_tokens(self.path, self.column, self.split):
-            facts = (*facts, self._tokenizer.fingerprint)
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
     @property
     def filled(self) -> float:
@@ -115,24 +68,6 @@ class Packed:
                 f"vocabulary has {size:,} tokens, numbered from 0. It was made by "
                 "another tokenizer."
             )
-
-    @property
-    def _source(self) -> str:
-        return self.path or "Python's standard library"
-
-    @functools.cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.tokenizer)
-
-    @functools.cached_property
-    def _opened(self) -> tuple[Ragged, str]:
-        return open_documents(
-            self.path,
-            self._tokenizer,
-            column=self.column,
-            split=self.split,
-            end=self.end,
-        )
 
     @functools.cached_property
     def _documents(self) -> Ragged:

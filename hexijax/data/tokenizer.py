@@ -85,18 +85,17 @@ class Tokenizer:
             ) from error
         path = Path(self.name).expanduser()
         file = path / "tokenizer.json" if path.is_dir() else path
+        on_disk = file.is_file()
+        if not on_disk and (path.is_dir() or path.suffix == ".json"):
+            raise UserError(
+                f"There is no tokenizer file {file} (looked from {Path.cwd()})."
+            )
         try:
-            if file.is_file():
+            if on_disk:
                 return tokenizers.Tokenizer.from_file(str(file))
-            if path.is_dir() or path.suffix == ".json":
-                raise UserError(
-                    f"There is no tokenizer file {file} (looked from {Path.cwd()})."
-                )
             return tokenizers.Tokenizer.from_pretrained(self.name)
-        except UserError:
-            raise
-        except Exception as error:  # the package raises bare ones
-            what = "read" if file.is_file() else "found on the hub or in its cache"
+        except Exception as error:  # the package raises `Exception` itself, no kind
+            what = "read" if on_disk else "found on the hub or in its cache"
             raise UserError(
                 f"The tokenizer {self.name!r} cannot be {what}: {error}. Name a "
                 "tokenizer.json, a folder with one, or one of the hub's."

@@ -77,13 +77,7 @@ def check_vocabulary(data: Any, chain: Chain, what: str) -> None:
 
 def plan_options(experiment: Experiment) -> PlanOptions:
     """What the search must respect."""
-    training = training_facts(experiment)
-    return PlanOptions(
-        max_microbatch_size=training.max_microbatch_size,
-        moments=training.moments,
-        whole_leaves=training.whole_leaves,
-        per_microbatch=training.per_microbatch,
-    )
+    return PlanOptions.of(training_facts(experiment))
 
 
 def training_facts(experiment: Experiment) -> Training:

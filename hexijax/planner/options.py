@@ -8,6 +8,7 @@ from hexijax.costs.memory import MOMENTS
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Reductions, Schedule
+from hexijax.plan.training import Training
 from hexijax.planner.objective import Objective
 
 
@@ -90,3 +91,13 @@ class PlanOptions:
     seconds: float | None = None
     """Wall time the search may take; the plan then depends on the machine. None: by
     counted effort, equal input gives equal plans."""
+
+    @classmethod
+    def of(cls, training: Training) -> "PlanOptions":
+        """What a training asks of every plan."""
+        return cls(
+            max_microbatch_size=training.max_microbatch_size,
+            moments=training.moments,
+            whole_leaves=training.whole_leaves,
+            per_microbatch=training.per_microbatch,
+        )

@@ -108,7 +108,7 @@ class Scorer:
     def _score(
         self, layout: Layout, budget_share: float, most_samples: int | None
     ) -> Scored | None:
-        if not self._possible(layout):
+        if not self.possible(layout):
             return None
         splits = self._own_splits(layout)
         if splits is None:
@@ -266,7 +266,7 @@ class Scorer:
             reductions=self._options.reductions,
         )
 
-    def _possible(self, layout: Layout) -> bool:
+    def possible(self, layout: Layout) -> bool:
         """Whether every stage can have a layer and every replica a sample."""
         num_layers = len(self._chain.layers)
         if self._options.per_microbatch and any(

@@ -327,7 +327,7 @@ class _Search:
             if scored:
                 self._scored[layout] = scored
                 self._least = min(self._least, scored.cost)
-            elif layout:
+            elif layout and self._scorer.possible(layout):
                 self._refused.append(layout)
             return scored
         return self._scored[layout]

@@ -92,13 +92,10 @@ class Problem:
 
     def options(self, *, seconds: float | None = None) -> PlanOptions:
         """What the search must respect."""
-        return PlanOptions(
+        return dataclasses.replace(
+            PlanOptions.of(self.training),
             objective=self.objective,
             usd_per_hour=self.usd_per_hour,
-            max_microbatch_size=self.training.max_microbatch_size,
-            moments=self.training.moments,
-            whole_leaves=self.training.whole_leaves,
-            per_microbatch=self.training.per_microbatch,
             temps=self.temps,
             seconds=seconds,
         )

@@ -60,10 +60,16 @@ from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
 from hexijax.runtime.memo import MADE_BY, memo
-from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate
 from hexijax.runtime.reach import OptimizerError, Reach, classify
-from hexijax.runtime.results import StepResult, Sums, means
+from hexijax.runtime.results import (
+    StepResult,
+    Sums,
+    judged,
+    means,
+    numbers,
+    totals,
+)
 from hexijax.runtime.segments import (
     Compiled,
     Compiler,
@@ -72,6 +78,7 @@ from hexijax.runtime.segments import (
     zeros,
 )
 from hexijax.runtime.trainable import frozen_names
+from hexijax.runtime.verdicts import Verdicts
 from hexijax.weights.runs import Stored
 from hexijax.weights.source import Source
 
@@ -125,6 +132,13 @@ class Engine:
             rules=self._rules,
             costs=PlanCosts(plan, chain, cluster, whole_leaves=whole_leaves),
             whole_leaves=whole_leaves,
+        )
+        trained = next(group for group in self.layout.groups if group.trainable)
+        self._verdicts = Verdicts(
+            self.layout,
+            next(iter(self.layout.boxes[trained.name])),
+            loss_scale=self.loss_scale,
+            clip_norm=experiment.clip_norm,
         )
         self._form = BatchForm(size=plan.batch_size, arrays=chain.batch)
         self._all_rows = self._rows = sample_map(plan)
@@ -231,7 +245,7 @@ class Engine:
                     place: [dtypes[place][leaf.id] for leaf in group.leaves]
                     for place in members[group.name]
                 },
-                unscale=1.0 / self._fixed_scale,
+                unscale=1.0 / self._verdicts.fixed_scale,
                 guarded=self._rules.skips,
             )
             for group in self.layout.groups
@@ -266,8 +280,8 @@ class Engine:
             load=self._load,
             consts=self._consts,
             seed=lambda place: self._seeds[place],
-            judge=self._judge,
-            rescale=self._rescale,
+            judge=self._verdicts.judge,
+            rescale=self._verdicts.rescale,
         )
 
     def _borders(self, program: Program) -> dict[Any, Border]:
@@ -347,7 +361,7 @@ class Engine:
 
     def _put_scale(self, state: Any) -> None:
         if self._rules.dynamic_scale:
-            here = self.layout.replicated(self._host)
+            here = self.layout.replicated(self._verdicts.host)
             self._executor.put(names.scale(HOST), jax.device_put(state, here))
 
     def _cut_masters(
@@ -398,7 +412,7 @@ class Engine:
         }
         targets = stored.named(self.groups, structs)
         if self._rules.dynamic_scale:
-            where = self.layout.replicated(self._host)
+            where = self.layout.replicated(self._verdicts.host)
             targets[STATE_KEY] = struct(scaling.SHAPE, "float32", where)
         return targets
 
@@ -436,7 +450,8 @@ class Engine:
                 np.float32(self._seed(r, weight)), self.layout.replicated(last)
             )
             if self._rules.dynamic_scale:
-                seed = self._scaled(last)(self._executor.get(names.scale(last)), seed)
+                state = self._executor.get(names.scale(last))
+                seed = self._verdicts.scaled(last)(state, seed)
             self._seeds[last] = seed
         left = self._executor.run_body()
         return StepResult(functools.partial(self._fetch, left, weight))
@@ -509,20 +524,7 @@ class Engine:
 
         The same for all: the weight is that of the whole batch, never a replica's own.
         """
-        return self._fixed_scale / weight
-
-    @property
-    def _fixed_scale(self) -> float:
-        """The part of the loss scale that is known before a step."""
-        return 1.0 if self.loss_scale == DYNAMIC else float(self.loss_scale)
-
-    @memo
-    def _scaled(self, last: Place) -> Callable[..., Any]:
-        """Powers of two: the product is as exact as a seed made on the host."""
-        return jax.jit(
-            lambda state, seed: state[0] * seed,
-            out_shardings=self.layout.replicated(last),
-        )
+        return self._verdicts.fixed_scale / weight
 
     def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
         """Takes a global batch; returns its weight, known before any backward."""
@@ -572,86 +574,22 @@ class Engine:
         segments = (s for (at, _), s in self._segments.items() if at == place)
         return frozenset(name for segment in segments for name in segment.batch)
 
-    @property
-    def _host(self) -> Place:
-        """Whose copy the host reads: the first home's of what trains."""
-        return next(g for g in self.groups.values() if g.group.trainable).homes[0]
-
-    def _spread(self, value: jax.Array, places: Sequence[Place]) -> list[Any]:
-        """A copy on every place."""
-        at = [self._host if place == HOST else place for place in places]
-        targets = [self.layout.replicated(place) for place in at]
-        return move([value] * len(at), targets)
-
-    def _judge(self, values: Sequence[jax.Array], places: Sequence[Place]) -> list[Any]:
-        """(norm, factor, finite, scale) on every place, from sums of squares on all
-        homes and a dynamic loss scale."""
-        here = self.layout.replicated(self._host)
-        return self._spread(self._verdict(move(values, [here] * len(values))), places)
-
-    @functools.cached_property
-    def _verdict(self) -> Callable[..., Any]:
-        fixed, clip = self._fixed_scale, self.experiment.clip_norm
-        dynamic = self._rules.dynamic_scale
-
-        def f(values: list[jax.Array]) -> jax.Array:
-            squares, scale = values, jnp.float32(fixed)
-            if dynamic:
-                *squares, state = values
-                scale = state[0]
-            norm = jnp.sqrt(functools.reduce(jnp.add, squares)) / scale
-            factor = jnp.float32(1.0)
-            if clip is not None:
-                factor = jnp.minimum(factor, clip / norm)
-            finite = jnp.isfinite(norm).astype(jnp.float32)
-            return jnp.stack([norm, factor / scale, finite, scale])
-
-        return jax.jit(f, out_shardings=self.layout.replicated(self._host))
-
-    def _rescale(
-        self, values: Sequence[jax.Array], places: Sequence[Place]
-    ) -> list[Any]:
-        """The loss scale on every place; after a verdict, the next step's."""
-        *verdict, state = values
-        if verdict:
-            state = self._next_scale(state, *verdict)
-        return self._spread(state, places)
-
-    @functools.cached_property
-    def _next_scale(self) -> Callable[..., Any]:
-        return jax.jit(
-            lambda state, verdict: scaling.next_state(state, verdict[2] > 0),
-            out_shardings=self.layout.replicated(self._host),
-        )
-
     def _totals(self, left: Mapping[Any, Any], weight: float) -> Sums:
-        """The loss and each metric: sums over the batch, and their weights."""
         by_name = {b.subject: value for b, value in left.items()}
-        totals: dict[str, float] = {}
-        for scalars in jax.device_get(by_name["loss"]):
-            for name, lanes in scalars.items():
-                totals[name] = totals.get(name, 0.0) + float(
-                    np.sum(lanes, dtype=np.float64)
-                )
-        sums = {"loss": (totals["sum"], weight)}
-        for name, total in totals.items():
-            if name.startswith("metric:"):
-                key = name.removeprefix("metric:")
-                sums[key] = (total, totals.get(f"metric_weight:{key}", weight))
-        return sums
+        return totals(jax.device_get(by_name["loss"]), weight)
 
     def _fetch(self, left: Mapping[Any, Any], weight: float) -> dict[str, float]:
         by_name = {b.subject: value for b, value in left.items()}
-        result = {**means(self._totals(left, weight)), "weight": weight}
-        if "norm" in by_name:
-            verdict = [float(x) for x in jax.device_get(by_name["norm"])]
-            norm, _, finite, scale = verdict
-            result |= {"grad_norm": norm, "finite": finite}
-            if self._rules.skips:
-                result["skipped"] = 1.0 - finite
-            if self._rules.dynamic_scale:
-                result["scale"] = scale
-        return result
+        found = numbers(self._totals(left, weight), weight)
+        if "norm" not in by_name:
+            return found
+        norm, _, finite, scale = map(float, jax.device_get(by_name["norm"]))
+        return found | judged(
+            norm=norm,
+            finite=finite,
+            scale=scale if self._rules.dynamic_scale else None,
+            skips=self._rules.skips,
+        )
 
     # Figures.
 

@@ -22,7 +22,7 @@ from hexijax.runtime import scaling, weights
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params, initial_params
-from hexijax.runtime.results import StepResult, Sums, means
+from hexijax.runtime.results import StepResult, Sums, judged, means, numbers
 from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import Stored
 from hexijax.weights.source import Source, Tensor, whole
@@ -156,17 +156,13 @@ class PlainEngine:
         def fetch() -> dict[str, float]:
             total, weight, metrics, norm, finite, scale = jax.device_get(out)
             pairs = {"loss": (total, weight), **metrics}
-            result = means({k: (float(s), float(w)) for k, (s, w) in pairs.items()})
-            result |= {
-                "weight": float(weight),
-                "grad_norm": float(norm),
-                "finite": float(finite),
-            }
-            if self.experiment.skip_nonfinite or self._dynamic:
-                result["skipped"] = 1.0 - float(finite)
-            if self._dynamic:
-                result["scale"] = float(scale)
-            return result
+            sums = {k: (float(s), float(w)) for k, (s, w) in pairs.items()}
+            return numbers(sums, float(weight)) | judged(
+                norm=float(norm),
+                finite=float(finite),
+                scale=float(scale) if self._dynamic else None,
+                skips=self.experiment.skip_nonfinite or self._dynamic,
+            )
 
         return StepResult(fetch)
 

@@ -20,6 +20,7 @@ from hexijax.runtime.batches import Rows
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.executor import Executor
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.verdicts import Verdicts
 from tests.laws.cases import Case, chain, check, run
 from tests.laws.law_models import Shape
 from tests.laws.test_exactness import by_hand
@@ -149,8 +150,8 @@ def skip_a_microbatch(original: Any, engine: Engine, r: int, m: int, place: Any)
     return arrays
 
 
-def norm_of_some(original: Any, engine: Engine, squares: Any, places: Any) -> Any:
-    return original(engine, squares[: len(squares) // 2], places)
+def norm_of_some(original: Any, own: Verdicts, squares: Any, places: Any) -> Any:
+    return original(own, squares[: len(squares) // 2], places)
 
 
 def reversed_slices(original: Any, group: GroupRuntime, place: Any) -> Any:
@@ -203,7 +204,7 @@ FAULTS: dict[str, tuple[Plant, Callable[[], Case]]] = {
         lambda: uneven(TIED),
     ),
     "clipped by the norm of some": (
-        wrap(Engine, "_judge", norm_of_some),
+        wrap(Verdicts, "judge", norm_of_some),
         lambda: uneven(TIED, clipped=True),
     ),
     "slices in the wrong order": (

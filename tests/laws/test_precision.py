@@ -333,9 +333,10 @@ def test_a_scale_is_dynamic_where_a_stage_computes_in_float16():
             training=training_facts(job),
         )
         assert facts.rules(plan).dynamic_scale == ("scale" in names), (asked, names)
+    misspelt: Any = "dynamc"
     with pytest.raises(
         UserError,
         match=r"Experiment\.loss_scale is 'dynamc'; it must be positive and finite, or "
         "'dynamic'",
     ):
-        Experiment(loss=None, loss_scale="dynamc")  # pyrefly: ignore
+        Experiment(loss=None, loss_scale=misspelt)
