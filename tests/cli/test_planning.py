@@ -150,9 +150,13 @@ def test_explain_and_simulate_a_plan_without_jax(saved):
 
 
 def test_ctrl_c_still_works_after_a_search(saved):
-    """CP-SAT, left alone, would put the system's own handler in Python's place."""
+    """CP-SAT, left alone, would put the system's own handler in Python's place.
+
+    Where tests run in the background, Python begins without one.
+    """
     code = (
-        "import signal; from hexijax.cli.main import main; "
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from hexijax.cli.main import main; "
         f"assert main(['compare', {str(saved)!r}, '--out', {str(saved.parent)!r}]) == 0"
         "\ntry: signal.raise_signal(signal.SIGINT)"
         "\nexcept KeyboardInterrupt: print('caught')"
