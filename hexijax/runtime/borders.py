@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from hexijax.errors import UserError
 from hexijax.layers.chain import ITEM_BYTES
 from hexijax.plan.plan import Place
-from hexijax.runtime.groups import Programs, struct
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.move import move
+from hexijax.runtime.programs import Programs, struct
 
 Structs = Sequence[jax.ShapeDtypeStruct]
 

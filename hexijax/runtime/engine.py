@@ -22,7 +22,7 @@ from hexijax.costs.temp import Temps
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
-from hexijax.layers.segment import KEYS, Segment
+from hexijax.layers.segment import Segment
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.checks import check_whole
 from hexijax.plan.plan import Place, Plan, stage_place
@@ -44,23 +44,18 @@ from hexijax.program.program import (
 from hexijax.runtime import devices as machine
 from hexijax.runtime import scaling, weights
 from hexijax.runtime import state as stored
-from hexijax.runtime.batches import (
-    cut_short,
-    host_device,
-    sample_keys,
-    sample_map,
-    take,
-)
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
 from hexijax.runtime.executor import Executor, Parts
+from hexijax.runtime.feed import Feed
 from hexijax.runtime.form import BatchForm
-from hexijax.runtime.groups import GroupRuntime, Programs, struct
+from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
 from hexijax.runtime.memo import MADE_BY, memo
 from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.programs import Programs, struct
 from hexijax.runtime.reach import OptimizerError, Reach, classify
 from hexijax.runtime.results import (
     StepResult,
@@ -74,7 +69,6 @@ from hexijax.runtime.segments import (
     Compiled,
     Compiler,
     Progress,
-    lane_arrays,
     zeros,
 )
 from hexijax.runtime.trainable import frozen_names
@@ -141,10 +135,10 @@ class Engine:
             clip_norm=experiment.clip_norm,
         )
         self._form = BatchForm(size=plan.batch_size, arrays=chain.batch)
-        self._all_rows = self._rows = sample_map(plan)
         self._pads_all = False
         self._programs = Programs()
         self._segments = self._cut()
+        self._feed = self._make_feed()
         self.groups = self._make_groups()
         compiler = Compiler(self.layout, progress)
         self._add(compiler, self.program, grad=True)
@@ -153,7 +147,6 @@ class Engine:
         self._executor = Executor(self.program, parts)
         self._evaluator: Executor | None = None
         self._came_as: Mapping[str, str] = {}
-        self._batch: Mapping[str, np.ndarray] = {}
         self._seeds: dict[Place, jax.Array] = {}
 
     # Building.
@@ -168,6 +161,10 @@ class Engine:
             for place, stage in self.plan.stages()
             for i in range(len(stage.segments))
         }
+
+    def _make_feed(self) -> Feed:
+        seed = self.experiment.seed
+        return Feed(self.layout, self._segments, self._traced, seed)
 
     @memo
     def _trace(
@@ -277,7 +274,7 @@ class Engine:
             groups=self.groups,
             borders=self._borders(program),
             zeros=self._zeros,
-            load=self._load,
+            load=self._feed.load,
             consts=self._consts,
             seed=lambda place: self._seeds[place],
             judge=self._verdicts.judge,
@@ -438,7 +435,7 @@ class Engine:
           UserError: the batch has another form, or no weight; nothing was dispatched.
         """
         what = f"The batch of step {step}"
-        weight = self._begin(self._form.taken(batch, what), step)
+        weight = self._feed.begin(self._form.taken(batch, what), step)
         if not weight:
             raise UserError(
                 f"{what} has weight 0: there is nothing to average over. Look at the "
@@ -496,6 +493,7 @@ class Engine:
             del twin.__dict__[name]
         twin._pads_all, twin._evaluator = True, None
         twin._segments = twin._cut()
+        twin._feed = twin._make_feed()
         return twin
 
     def _sums(self, batch: Mapping[str, np.ndarray], number: int) -> Sums:
@@ -510,7 +508,7 @@ class Engine:
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
             self._evaluator = Executor(program, self._parts(program, compiler))
-        weight = self._begin(batch, number)
+        weight = self._feed.begin(batch, number)
         for buffer in self._evaluator.given:
             self._evaluator.put(buffer, self._executor.get(buffer))
         left = self._evaluator.run_body()
@@ -525,54 +523,6 @@ class Engine:
         The same for all: the weight is that of the whole batch, never a replica's own.
         """
         return self._verdicts.fixed_scale / weight
-
-    def _begin(self, batch: Mapping[str, np.ndarray], step: int) -> float:
-        """Takes a global batch; returns its weight, known before any backward."""
-        self._batch, given = batch, len(next(iter(batch.values())))
-        self._rows = self._all_rows
-        if given < self.plan.batch_size:
-            self._rows = cut_short(self._all_rows, given)
-        keyed = any(KEYS in segment.batch for segment in self._segments.values())
-        if keyed:
-            size = self.plan.batch_size
-            keys = sample_keys(self.experiment.seed, step, size)
-            self._batch = {**self._batch, KEYS: keys}
-        return sum(self._weight(r, m) for r, m in self._rows)
-
-    def _weight(self, replica: int, microbatch: int) -> float:
-        stage = self.plan.replicas[replica].stages[-1]
-        last = stage_place(replica, len(self.plan.replicas[replica].stages) - 1)
-        rows = self._rows[replica, microbatch]
-        arrays = take({k: self._batch[k] for k in self.chain.batch}, rows)
-        laned = {
-            k: v.reshape(stage.lanes, -1, *v.shape[1:])
-            for k, v in arrays.items()
-            if k in self.chain.batch
-        }
-        with jax.default_device(host_device()):
-            per_sample = np.asarray(self._weigher(last)(laned), np.float64)
-        real = rows.mask if per_sample.size == rows.mask.size else 1.0
-        return float((per_sample.reshape(-1) * real).sum())
-
-    @memo
-    def _weigher(self, last: Place) -> Callable[..., Any]:
-        return jax.jit(jax.vmap(self._traced(last).weight))
-
-    def _load(
-        self, replica: int, microbatch: int, place: Place
-    ) -> dict[str, jax.Array]:
-        wanted = self._batch_names(place)
-        batch = {k: v for k, v in self._batch.items() if k in wanted}
-        arrays = take(batch, self._rows[replica, microbatch])
-        return lane_arrays(
-            self.layout, place, {k: v for k, v in arrays.items() if k in wanted}
-        )
-
-    @memo
-    def _batch_names(self, place: Place) -> frozenset[str]:
-        """Batch arrays that a stage reads, keys and mask among them."""
-        segments = (s for (at, _), s in self._segments.items() if at == place)
-        return frozenset(name for segment in segments for name in segment.batch)
 
     def _totals(self, left: Mapping[Any, Any], weight: float) -> Sums:
         by_name = {b.subject: value for b, value in left.items()}

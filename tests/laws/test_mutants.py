@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import pytest
 
 from hexijax.plan.plan import Place, Replica, Stage, StateShare
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import feed as feed_module
 from hexijax.runtime.batches import Rows
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.executor import Executor
+from hexijax.runtime.feed import Feed
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.verdicts import Verdicts
 from tests.laws.cases import Case, chain, check, run
@@ -65,7 +66,8 @@ def wrap(target: Any, name: str, around: Callable[..., Any]) -> Plant:
 
 
 def mean_of_means(original: Any, engine: Engine, replica: int, weight: float) -> float:
-    own = sum(engine._weight(r, m) for r, m in engine._rows if r == replica)
+    feed = engine._feed
+    own = sum(feed.weight(r, m) for r, m in feed._rows if r == replica)
     return 1.0 / (own * len(engine.plan.replicas))
 
 
@@ -143,8 +145,8 @@ def stale(original: Any, group: GroupRuntime, place: Any, pieces: Any) -> Any:
     return kept["value"]
 
 
-def skip_a_microbatch(original: Any, engine: Engine, r: int, m: int, place: Any) -> Any:
-    arrays = original(engine, r, m, place)
+def skip_a_microbatch(original: Any, feed: Feed, r: int, m: int, place: Any) -> Any:
+    arrays = original(feed, r, m, place)
     if m == 1 and "@mask" in arrays:
         arrays["@mask"] = arrays["@mask"] * 0
     return arrays
@@ -166,11 +168,9 @@ def reversed_slices(original: Any, group: GroupRuntime, place: Any) -> Any:
     return wrong
 
 
-def padding_weighs(
-    original: Any, engine: Engine, replica: int, microbatch: int
-) -> float:
-    rows = engine._rows[replica, microbatch]
-    full = original(engine, replica, microbatch)
+def padding_weighs(original: Any, feed: Feed, replica: int, microbatch: int) -> float:
+    rows = feed._rows[replica, microbatch]
+    full = original(feed, replica, microbatch)
     return float(full * rows.mask.size / max(rows.mask.sum(), 1))
 
 
@@ -191,12 +191,12 @@ FAULTS: dict[str, tuple[Plant, Callable[[], Case]]] = {
         lambda: uneven(TIED),
     ),
     "key by rank": (
-        wrap(engine_module, "take", keys_by_rank),
+        wrap(feed_module, "take", keys_by_rank),
         lambda: uneven(DROPOUT),
     ),
     "stale parameter": (wrap(GroupRuntime, "join", stale), lambda: uneven(TIED)),
     "one microbatch skipped": (
-        wrap(Engine, "_load", skip_a_microbatch),
+        wrap(Feed, "load", skip_a_microbatch),
         lambda: uneven(TIED),
     ),
     "tied gradient lost": (
@@ -216,7 +216,7 @@ FAULTS: dict[str, tuple[Plant, Callable[[], Case]]] = {
         lambda: uneven(TIED),
     ),
     "padding counted in the last weight": (
-        wrap(Engine, "_weight", padding_weighs),
+        wrap(Feed, "weight", padding_weighs),
         lambda: uneven(TIED),
     ),
 }

@@ -22,9 +22,10 @@ from hexijax.costs.exchange import Exchange
 from hexijax.layers.chain import Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, StateShare
 from hexijax.program.boxes import users
-from hexijax.runtime.groups import GroupRuntime, Programs
+from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.programs import Programs
 from tests.laws.drawing import NODES, draw_meshes
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.simulator.test_simulator import cluster

@@ -1,0 +1,150 @@
+"""New parameters of one group from those who store it to those who compute with it.
+
+    slices at the homes -> send_params -> pieces at the users -> join -> parameters
+
+They travel in the dtype they are computed with, to each lane its part, and the lanes
+gather the whole. Of a group that does not train they travel once.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box
+from hexijax.program.program import Memory
+from hexijax.runtime.group_shapes import Arrays, GroupShapes, is_like
+from hexijax.runtime.layout import box_shape
+from hexijax.runtime.memo import memo
+from hexijax.runtime.move import move
+from hexijax.runtime.programs import struct
+
+
+class Gathers(GroupShapes):
+    """Gather and Join of one group."""
+
+    def slices(self, home: Place, state: dict[str, Any]) -> Arrays:
+        """New parameters of a home's boxes in the dtype they travel in.
+
+        Where that is the master's dtype they are the master arrays themselves.
+        """
+        if self._memory is Memory.HOST:
+            return self._from_host(home, state["master"])
+        dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
+        masters = self._masters(home)
+        if all(m.dtype == jnp.dtype(d) for m, d in zip(masters, dtypes, strict=True)):
+            return state["master"]
+        f = self.programs.get(
+            lambda p: tuple(x.astype(d) for x, d in zip(p, dtypes, strict=True)),
+            (masters,),
+            out_shardings=self._slices(home),
+        )
+        return f(state["master"])
+
+    def _from_host(self, home: Place, masters: Arrays) -> Arrays:
+        """One by one: of their own dtype, no device ever holds more than one."""
+        made: list[jax.Array] = []
+        for master, (leaf, _), where in zip(
+            masters, self.held[home], self._slices(home), strict=True
+        ):
+            x, dtype = jax.device_put(master, where), self.slice_dtypes[leaf.id]
+            if x.dtype != jnp.dtype(dtype):
+                here = (struct(x.shape, x.dtype, where),)
+                x = self.programs.get(_caster(dtype), here, out_shardings=where)(x)
+            made.append(jax.block_until_ready(x))
+        return tuple(made)
+
+    def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:
+        """Every leaf's pieces on their way to a place."""
+        if self.homes == (place,):
+            return slices[place]
+        flat: list[jax.Array] = []
+        targets: list[NamedSharding] = []
+        order: list[tuple[str, Box]] = []
+        for home in self.homes:
+            flat += slices[home]
+            targets += (
+                self._pieces(place, home) if home != place else self._slices(home)
+            )
+            order += [(leaf.id, box) for leaf, box in self.held[home]]
+        moved = dict(zip(order, move(flat, targets), strict=True))
+        return tuple(
+            [moved[key] for key in sorted(moved) if key[0] == leaf.id]
+            for leaf in self.group.leaves
+        )
+
+    def join(self, place: Place, pieces: Any) -> Arrays:
+        """The group's parameters as a place computes with them."""
+        make = self._spread if self.homes == (place,) else self._join
+        return make(place)(pieces)
+
+    @memo
+    def _spread(self, place: Place) -> Callable[..., Any]:
+        """One home that is also the user: all-gather over its lanes, or nothing."""
+        source = [
+            struct(box_shape(box), self.slice_dtypes[leaf.id], sharding)
+            for (leaf, box), sharding in zip(
+                self.held[place], self._slices(place), strict=True
+            )
+        ]
+        target = self._params(place)
+        if all(is_like(s, t) for s, t in zip(source, target, strict=True)):
+            return lambda slices: slices
+        return self.programs.get(
+            lambda p: tuple(x.astype(t.dtype) for x, t in zip(p, target, strict=True)),
+            (tuple(source),),
+            out_shardings=tuple(t.sharding for t in target),
+        )
+
+    @memo
+    def _join(self, place: Place) -> Callable[..., Any]:
+        """Boxes of several homes, all lying on ``place``, become whole parameters.
+
+        Each is gathered over the lanes before they are joined: the other way round the
+        lanes' rows would lie in turns, and the whole be copied once more.
+        """
+        target = self._params(place)
+        found: dict[str, list[tuple[Box, jax.ShapeDtypeStruct]]] = {}
+        for home in self.homes:
+            here = self._pieces(place, home) if home != place else self._slices(home)
+            for (leaf, box), sharding in zip(self.held[home], here, strict=True):
+                piece = struct(box_shape(box), self.slice_dtypes[leaf.id], sharding)
+                found.setdefault(leaf.id, []).append((box, piece))
+        parts = tuple(
+            [piece for _, piece in sorted(found[leaf.id], key=lambda x: x[0])]
+            for leaf in self.group.leaves
+        )
+        if all(
+            len(p) == 1 and is_like(p[0], t) for p, t in zip(parts, target, strict=True)
+        ):
+            return lambda parts: tuple(p[0] for p in parts)
+        dims = [
+            next((d for d, n in enumerate(leaf.shape) if p[0].shape[d] != n), 0)
+            for leaf, p in zip(self.group.leaves, parts, strict=True)
+        ]
+
+        def f(parts: tuple[list[jax.Array], ...]) -> Arrays:
+            whole = [
+                [
+                    jax.lax.with_sharding_constraint(x.astype(t.dtype), t.sharding)
+                    for x in p
+                ]
+                for p, t in zip(parts, target, strict=True)
+            ]
+            return tuple(
+                jnp.concatenate(p, axis=d) if len(p) > 1 else p[0]
+                for p, d in zip(whole, dims, strict=True)
+            )
+
+        return self.programs.get(
+            f, (parts,), out_shardings=tuple(t.sharding for t in target)
+        )
+
+
+@functools.cache
+def _caster(dtype: str) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: x.astype(dtype)

@@ -1,0 +1,111 @@
+"""What one group is and where: its places, boxes, shapes and shardings."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import NamedSharding
+
+from hexijax.layers.chain import Group, Leaf
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box
+from hexijax.program.names import state as state_name
+from hexijax.program.placement import state_memory
+from hexijax.program.program import Buffer, Memory
+from hexijax.runtime.layout import PINNED_HOST, Layout, box_shape
+from hexijax.runtime.memo import memo
+from hexijax.runtime.programs import Programs, struct
+
+Arrays = tuple[jax.Array, ...]
+
+
+class GroupShapes:
+    """What sums, updates and gathers of one group have in common."""
+
+    def __init__(
+        self,
+        *,
+        layout: Layout,
+        programs: Programs,
+        group: Group,
+        members: tuple[Place, ...],
+        param_dtypes: Mapping[Place, Sequence[str]],
+    ):
+        """``param_dtypes``: what each user computes with, leaf by leaf."""
+        self.layout, self.programs, self.group = layout, programs, group
+        self.members, self.param_dtypes = members, param_dtypes
+        self._memory = state_memory(layout.plan, layout.chain, group)
+        boxes = layout.boxes[group.name]
+        self.homes: tuple[Place, ...] = tuple(boxes)
+        self.held: dict[Place, list[tuple[Leaf, Box]]] = {
+            home: [(x, boxes[home][x.id]) for x in group.leaves if x.id in boxes[home]]
+            for home in self.homes
+        }
+        dtypes = [tuple(param_dtypes[m]) for m in members]
+        agree = len(set(dtypes)) == 1
+        self.slice_dtypes: dict[str, str] = {
+            leaf.id: dtypes[0][i] if agree else leaf.dtype
+            for i, leaf in enumerate(group.leaves)
+        }
+
+    def state_buffer(self, home: Place) -> Buffer:
+        """What a Program calls the state at a home."""
+        return state_name(home, self.group.name, memory=self._memory)
+
+    @memo
+    def _pieces(self, place: Place, home: Place) -> tuple[NamedSharding, ...]:
+        """A home's boxes on their way to or from a place."""
+        return tuple(
+            self.layout.piece(place, leaf, box) for leaf, box in self.held[home]
+        )
+
+    @memo
+    def _slices(self, home: Place) -> tuple[NamedSharding, ...]:
+        if not self.group.trainable and self._memory is Memory.DEVICE:
+            return tuple(self.layout.param(home, leaf) for leaf, _ in self.held[home])
+        return tuple(
+            self.layout.slice(home, leaf, box) for leaf, box in self.held[home]
+        )
+
+    def _masters(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shardings = self._slices(home)
+        if self._memory is Memory.HOST:
+            shardings = [s.with_memory_kind(PINNED_HOST) for s in shardings]
+        return tuple(
+            struct(box_shape(box), leaf.dtype, sharding)
+            for (leaf, box), sharding in zip(self.held[home], shardings, strict=True)
+        )
+
+    def _slice_structs(
+        self, home: Place, dtype: str
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(
+            struct(box_shape(box), dtype, self.layout.slice(home, leaf, box))
+            for leaf, box in self.held[home]
+        )
+
+    def _grads(self, place: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        shape, sharding = self.layout.grad_shape, self.layout.grad
+        return tuple(
+            struct(shape(place, leaf), "float32", sharding(place, leaf))
+            for leaf in self.group.leaves
+        )
+
+    def _params(self, place: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(
+            struct(leaf.shape, dtype, self.layout.param(place, leaf))
+            for leaf, dtype in zip(
+                self.group.leaves, self.param_dtypes[place], strict=True
+            )
+        )
+
+
+def is_like(given: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> bool:
+    """Whether one array can stand for another as it lies."""
+    return given.dtype == wanted.dtype and given.sharding.is_equivalent_to(
+        wanted.sharding, len(given.shape)
+    )
+
+
+def cut(x: jax.Array, box: Box) -> jax.Array:
+    """The rows of a box."""
+    return x[tuple(slice(start, stop) for start, stop in box)]

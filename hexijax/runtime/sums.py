@@ -1,0 +1,160 @@
+"""Gradients of one group from those who compute with it to those who store it.
+
+    gradients at the users -> send_grads -> pieces at their homes -> sum
+
+A gradient is first summed over the lanes of its own mesh and cut to each home's box,
+then copied there and added in the order the Program lists. Each lane sends and receives
+its part of a box, never all of it: links between meshes are slower than those inside.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from hexijax.layers.chain import Leaf
+from hexijax.plan.plan import Place
+from hexijax.program.boxes import Box
+from hexijax.runtime.group_shapes import Arrays, GroupShapes, cut
+from hexijax.runtime.layout import DATA, MODEL, box_shape
+from hexijax.runtime.memo import memo
+from hexijax.runtime.move import move
+from hexijax.runtime.programs import struct
+
+
+class Sums(GroupShapes):
+    """Reduce and Sum of one group."""
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the only user is the only home: then nothing travels."""
+        return self.homes == self.members and len(self.homes) == 1
+
+    def send_grads(self, grads: Mapping[Place, Arrays]) -> dict[Place, Any]:
+        """Home -> each member's gradient of its boxes, on the way there."""
+        if self._alone:
+            return dict(grads)
+        parts: dict[Place, list[Arrays]] = {home: [] for home in self.homes}
+        for member in self.members:
+            boxes = self._partial(member)(grads[member])
+            flat = [x for home in self.homes for x in boxes[home]]
+            targets = [s for home in self.homes for s in self._pieces(home, home)]
+            moved = iter(move(flat, targets))
+            for home in self.homes:
+                parts[home].append(tuple(next(moved) for _ in self.held[home]))
+        return dict(parts)
+
+    def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
+        """The summed boxes of a home, and their sum of squares."""
+        return (self._lanes_alone if self._alone else self._add)(home)(pieces)
+
+    @memo
+    def _lanes_alone(self, home: Place) -> Callable[..., Any]:
+        given, wanted = self._grads(home), self._slices(home)
+        if self.layout.lanes(home) == 1 and all(
+            g.sharding.is_equivalent_to(w, len(g.shape))
+            for g, w in zip(given, wanted, strict=True)
+        ):
+            norm = self.programs.get(
+                _squares, (given,), out_shardings=self.layout.replicated(home)
+            )
+            return lambda grads: (grads, norm(grads))
+
+        def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
+            summed = tuple(
+                self._over_lanes(home, leaf, g, box, sharding)
+                for g, (leaf, box), sharding in zip(
+                    grads, self.held[home], wanted, strict=True
+                )
+            )
+            return summed, _squares(summed)
+
+        out = (self._slices(home), self.layout.replicated(home))
+        return self.programs.get(f, (self._grads(home),), out_shardings=out)
+
+    @memo
+    def _partial(self, member: Place) -> Callable[..., Any]:
+        index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
+
+        out = {home: self._pieces(member, home) for home in self.homes}
+
+        def f(grads: Arrays) -> dict[Place, Arrays]:
+            return {
+                home: tuple(
+                    self._over_lanes(member, leaf, grads[index[leaf.id]], box, sharding)
+                    for (leaf, box), sharding in zip(
+                        self.held[home], out[home], strict=True
+                    )
+                )
+                for home in self.homes
+            }
+
+        return self.programs.get(f, (self._grads(member),), out_shardings=out)
+
+    def _over_lanes(
+        self,
+        place: Place,
+        leaf: Leaf,
+        grad: jax.Array,
+        box: Box,
+        target: NamedSharding,
+    ) -> jax.Array:
+        """The sum over lanes of a box; each lane keeps its rows if ``target`` says so.
+
+        Said as a reduce-scatter: a sum whose result is then cut would move twice the
+        bytes on backends that do not see through it. Said for each tensor shard: left
+        to the partitioner, every shard would gather the others' first.
+        """
+        if self.layout.lanes(place) == 1:
+            return cut(grad, box)
+        spec = self.layout.grad(place, leaf).spec
+        here = tuple(
+            (0, (stop - start) // self.layout.shape(place)[2])
+            if MODEL in spec[dim + 1 : dim + 2]
+            else (start, stop)
+            for dim, (start, stop) in enumerate(box)
+        )
+        split = [dim for dim, axis in enumerate(target.spec) if axis == DATA]
+
+        def each(mine: jax.Array) -> jax.Array:
+            part = cut(jnp.squeeze(mine, 0), here)
+            if not split:
+                return jax.lax.psum(part, DATA)
+            return jax.lax.psum_scatter(
+                part, DATA, scatter_dimension=split[0], tiled=True
+            )
+
+        return jax.shard_map(
+            each,
+            mesh=self.layout.mesh(place),
+            in_specs=spec,
+            out_specs=target.spec,
+            check_vma=False,
+        )(grad)
+
+    @memo
+    def _add(self, home: Place) -> Callable[..., Any]:
+        def f(parts: list[Arrays]) -> tuple[Arrays, jax.Array]:
+            summed = tuple(
+                functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)
+            )
+            return summed, _squares(summed)
+
+        structs = tuple(
+            struct(box_shape(box), "float32", sharding)
+            for (_, box), sharding in zip(
+                self.held[home], self._pieces(home, home), strict=True
+            )
+        )
+        out = (self._slices(home), self.layout.replicated(home))
+        args = ([structs] * len(self.members),)
+        return self.programs.get(f, args, out_shardings=out)
+
+
+def _squares(arrays: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(
+        jnp.add, [jnp.sum(jnp.square(x)) for x in arrays], jnp.zeros(())
+    )
