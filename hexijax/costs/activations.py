@@ -32,7 +32,7 @@ BORDERS_IN_FLIGHT = 2
 
 BORDERS_PASSING = 8
 """Of the largest border that waits in host memory: two slots of activations and two of
-cotangents, what was just made, and what is used again too soon to travel."""
+cotangents, what was just made or has come, and what is used too soon to travel."""
 
 
 def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
@@ -138,7 +138,7 @@ def stage_activations(
     for g in reversed(range(len(stage.segments))):
         first, past = stage.segment_layers(g)
         border = enter_bytes(chain, first, stage.dtype, samples)
-        if g and stage.waits_on_host(g):  # one that is received comes when it comes
+        if stage.waits_on_host(g):
             passing = max(passing, BORDERS_PASSING * border)
         else:
             borders += border
@@ -160,6 +160,8 @@ def stage_activations(
         for layer in layers[slice(*stage.layers)]
     )
     depth = live * one + handed * (late + batch)
+    if stage.waits_on_host(0):  # so do cotangents that come to the last border
+        passing = max(passing, BORDERS_PASSING * edges)
     return depth + flying + passing, max(0, *inside)
 
 
@@ -192,9 +194,11 @@ def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -
     """The bytes of it."""
     stage, waiting = replica.stages[s], Waiting.of(live, s)
     samples = replica.microbatch_size // stage.lanes
+    batch = waiting.batch * batch_bytes(chain, *stage.layers, samples)
+    if stage.waits_on_host(0):
+        return batch
     left, right = (enter_bytes(chain, x, stage.dtype, samples) for x in stage.layers)
-    batch = batch_bytes(chain, *stage.layers, samples)
-    return waiting.left * left + waiting.right * right + waiting.batch * batch
+    return waiting.left * left + waiting.right * right + batch
 
 
 def within_bytes(

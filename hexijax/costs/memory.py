@@ -213,11 +213,14 @@ def stage_parts(
 
 def waiting_on_host(chain: Chain, stage: Stage, samples: int) -> int:
     """Of one microbatch: at each border its activation, or later its cotangent."""
-    return sum(
-        enter_bytes(chain, stage.segment_layers(g)[0], stage.dtype, samples)
+    layers = [
+        stage.segment_layers(g)[0]
         for g in range(len(stage.segments))
         if stage.waits_on_host(g)
-    )
+    ]
+    if stage.waits_on_host(0):
+        layers.append(stage.layers[1])
+    return sum(enter_bytes(chain, x, stage.dtype, samples) for x in layers)
 
 
 def params_bytes(chain: Chain, stage: Stage, every: int) -> tuple[int, int]:

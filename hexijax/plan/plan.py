@@ -95,7 +95,8 @@ class Stage:
 
     waits: tuple[Memory, ...] = ()
     """One a segment, in order; empty: the device for all. Where what crosses the
-    segment's first border inside the stage waits for its next turn."""
+    segment's first border waits for its next turn; the first segment's says so of all
+    that comes from other stages."""
 
     def __post_init__(self) -> None:
         start, stop = self.layers
@@ -118,7 +119,8 @@ class Stage:
         return bool(self.params) and self.params[segment] is Params.FREED
 
     def waits_on_host(self, segment: int) -> bool:
-        """Whether activations at a segment's first border wait in host memory."""
+        """Whether activations at a segment's first border wait in host memory; those of
+        the first: whether all do that come from other stages."""
         return bool(self.waits) and self.waits[segment] is Memory.HOST
 
     def segment_layers(self, segment: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Pass 6: one total order, the order of dispatch, from what must come before what.
+"""Pass 5: one total order, the order of dispatch, from what must come before what.
 
     streams, other instructions, costs -> order of their starts on a clock
 
@@ -9,9 +9,8 @@ the target that could run meanwhile. Of a place's buckets ``IN_FLIGHT`` are on t
 at once: while one travels the next is made ready, and memory is bounded. A Load stands
 one microbatch ahead of its use, so that its copy runs beside the compute of the
 microbatch before. A Gather of a stream, for a pass, stands where the pass before
-begins and travels beside it; so does a Prefetch, where the turn before its use does. A
-WriteBack stands behind what it follows. Where times tie, moves go before compute,
-backwards before forwards, updates last, and early layers first.
+begins and travels beside it. Where times tie, moves go before compute, backwards before
+forwards, updates last, and early layers first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,13 +28,11 @@ from hexijax.program.program import (
     Join,
     Load,
     Part,
-    Prefetch,
     Recv,
     Reduce,
     Send,
     Sum,
     Update,
-    WriteBack,
 )
 
 RANKS: dict[type[Instruction], int] = {
@@ -47,7 +44,6 @@ RANKS: dict[type[Instruction], int] = {
             Reduce,
             Sum,
             Agree,
-            Prefetch,
             Gather,
             Join,
             Backward,
@@ -105,12 +101,7 @@ def linearise(
     jobs += [instr for instr in others if not isinstance(instr, Send)]
     first_travel = len(jobs)
     jobs += ahead.travel
-    writer = {
-        buffer: i
-        for i, instr in enumerate(jobs)
-        for buffer in instr.writes
-        if not isinstance(instr, Prefetch | WriteBack)  # what another made before
-    }
+    writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
     loaded = {buffer: i for i, load in enumerate(loads) for buffer in load.writes}
     leaving: dict[int, list[Send]] = {}
     lags_s: dict[Buffer, float] = {}
@@ -143,8 +134,6 @@ def linearise(
     for i, before in enumerate(ahead.after, first_travel):
         if before is not None:
             followers[before].append(i)
-    for i, user in ahead.users:
-        followers[first_travel + i].append(user)
 
     devices = {place: stage.devices for place, stage in plan.stages()}
     starts = by_start(
@@ -168,7 +157,6 @@ def linearise(
         order += ahead.due.get(i, ())
         order.append(jobs[i])
         order += leaving.get(i, ())
-        order += ahead.behind.get(i, ())
     total = sum(map(len, streams)) + len(others) + len(loads)
     assert len(order) == total, "some instructions wait for each other"
     return tuple(order)
@@ -225,9 +213,6 @@ def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
             groups.append(instr.group)
 
 
-TRAVELS = (Gather, Prefetch, WriteBack)
-
-
 class _Ahead:
     """What streams start before they need it, told from what keeps their devices busy.
 
@@ -245,27 +230,15 @@ class _Ahead:
         """Those without: they start the step."""
         self.due: dict[int, list[Instruction]] = {}
         """By the job that follows it."""
-        self.users: list[tuple[int, int]] = []
-        """What comes back from the host, and the job that waits for it."""
-        self.behind: dict[int, list[Instruction]] = {}
-        """By job, what leaves when it is done."""
         start = 0
         for stream in streams:
-            jobs = [instr for instr in stream if not isinstance(instr, TRAVELS)]
+            jobs = [instr for instr in stream if not isinstance(instr, Gather)]
             self.streams.append(jobs)
             at = start
-            coming: dict[Buffer, int] = {}
             for instr in stream:
-                if isinstance(instr, WriteBack):
-                    self.behind.setdefault(at - 1, []).append(instr)
-                    continue
-                if not isinstance(instr, TRAVELS):
-                    back = [coming.pop(b) for b, _ in instr.reads if b in coming]
-                    self.users += ((i, at) for i in back)
+                if not isinstance(instr, Gather):
                     at += 1
                     continue
-                if isinstance(instr, Prefetch):
-                    coming[instr.buffer] = len(self.travel)
                 self.travel.append(instr)
                 self.after.append(at - 1 if at > start else None)
                 if at > start:

@@ -1,7 +1,7 @@
 """Plan -> Program, by passes of one file each.
 
-    schedules -> compute -> moves -> placement -> passes -> waiting
-    -> linearise -> free -> check
+    schedules -> compute -> moves -> placement -> passes -> linearise -> waiting
+    -> free -> check
 
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
@@ -92,13 +92,12 @@ def _lowered(
         if rules.dynamic_scale:
             before.append(agree_on_scale(plan, body=False))
             others.append(agree_on_scale(plan, body=True))
-    streams, pools = waiting(plan, passes(places, streams))
     order = linearise(
         plan,
-        streams,
+        passes(places, streams),
         others,
         loads(plan, chain, evaluation=evaluation, rules=rules),
         costs or UnitCosts(plan),
         waits,
     )
-    return tuple(before), order, pools
+    return tuple(before), *waiting(plan, order)

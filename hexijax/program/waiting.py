@@ -1,11 +1,12 @@
-"""Pass 5: border activations and cotangents wait in host memory for their next turn.
+"""Pass 6: border activations and cotangents wait in host memory for their next turn.
 
-    streams -> streams with WriteBacks and Prefetches, and the pools they need
+    order of dispatch -> the same with WriteBacks and Prefetches, and their pools
 
 Between a segment and the next one of its stage lie, under ``layered``, those of all
-microbatches. Where the stage says that a border waits on the host, each leaves the
-device behind the instruction that used it last, and comes back one turn before the
-next one, so that it travels while that one computes. What is used again soon stays.
+microbatches; so do those that a stage gets from one that is faster or runs before it.
+Where the stage says that they wait on the host, each leaves the device behind the
+instruction that brought or used it, and comes back one turn of its devices before the
+next one, so that it travels while that one computes. What is used soon stays.
 
 What does not change is written once: an activation's copy serves its forward and its
 backward.
@@ -13,8 +14,10 @@ backward.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
-from hexijax.plan.plan import Memory, Place, Plan
+from hexijax.plan.plan import Memory, Place, Plan, Stage
+from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import (
     Backward,
     Buffer,
@@ -22,88 +25,121 @@ from hexijax.program.program import (
     Instruction,
     Kind,
     Prefetch,
+    Program,
     Read,
+    Recv,
     WriteBack,
 )
 
-Stream = tuple[Instruction, ...]
-Borders = Mapping[Place, frozenset[str]]
+Order = tuple[Instruction, ...]
 Pools = tuple[tuple[str, int], ...]
 
 NEAR = 2
-"""Instructions to a next use that is too near to travel there and back."""
+"""Turns to a next use that is too near to travel there and back."""
 
 
-def waiting(plan: Plan, streams: Sequence[Stream]) -> tuple[tuple[Stream, ...], Pools]:
-    """The streams, and of each pool its name and slots."""
-    borders = {
-        place: frozenset(
-            f"L{stage.segment_layers(g)[0]}"
-            for g in range(len(stage.segments))
-            if stage.waits_on_host(g)
-        )
-        for place, stage in plan.stages()
-        if stage.waits
-    }
-    pools: dict[str, int] = {}
-    if borders:
-        streams = [_with_copies(stream, borders, pools) for stream in streams]
-    return tuple(streams), tuple(pools.items())
-
-
-def _with_copies(stream: Stream, borders: Borders, pools: dict[str, int]) -> Stream:
-    work = [at for at, i in enumerate(stream) if isinstance(i, Forward | Backward)]
+def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
+    """The order with its copies, and of each pool its name and slots."""
+    stages = {place: stage for place, stage in plan.stages() if stage.waits}
+    if not stages:
+        return order, ()
+    turns, uses = _uses(plan, order, stages)
     away: dict[int, list[Instruction]] = {}
     back: dict[int, list[Instruction]] = {}
-    spans: dict[str, list[tuple[int, int]]] = {}
-    for buffer, uses in _uses([stream[at] for at in work], borders).items():
-        pool = f"{buffer.place} {buffer.kind}"
-        came: int | None = None
-        for last, following in pairwise(uses):
-            if following - last <= NEAR:
+    for buffer, used in uses.items():
+        pool, is_away = f"{buffer.place} {buffer.kind}", False
+        at = turns[plan.stage(buffer.place).devices]
+        for last, following in pairwise(used):
+            if following.turn - last.turn <= NEAR:
                 continue
-            if came is None:
-                away.setdefault(work[last], []).append(_write_back(buffer, pool))
-            else:
-                spans[pool].append((came, last))
-            came = following - 1
-            if _is_pair(stream[work[came - 1]], stream[work[came]]):
-                came -= 1  # both run where the first stands
-            back.setdefault(work[came], []).append(_prefetch(buffer, pool))
-            spans.setdefault(pool, [])
-        if came is not None:
-            spans[pool].append((came, uses[-1]))
-    pools.update({name: _most(held) for name, held in spans.items()})
+            start = at[following.turn - 1]
+            if start <= last.position:
+                continue
+            if not is_away:
+                away.setdefault(last.position, []).append(_write_back(buffer, pool))
+                is_away = True
+            back.setdefault(start, []).append(_prefetch(buffer, pool))
     made: list[Instruction] = []
-    for at, instr in enumerate(stream):
-        made += (*back.get(at, ()), instr, *away.get(at, ()))
-    return tuple(made)
+    for position, instr in enumerate(order):
+        made += (*back.get(position, ()), instr, *away.get(position, ()))
+    return tuple(made), _pools(made)
 
 
-def _uses(work: Sequence[Instruction], borders: Borders) -> dict[Buffer, list[int]]:
-    """Of what may wait, the instructions that write or read it, by number."""
-    found: dict[Buffer, list[int]] = {}
-    for number, instr in enumerate(work):
-        for buffer in (*(r.buffer for r in instr.reads), *instr.writes):
-            crossing = buffer.kind is Kind.ACT or buffer.kind is Kind.COT
-            if crossing and buffer.subject in borders.get(buffer.place, ()):
-                found.setdefault(buffer, []).append(number)
-    return found
+class _Use(NamedTuple):
+    """Of a buffer: it is brought, written or read."""
+
+    turn: int
+    """Of its devices, counted from 0; of what is brought, the one before."""
+
+    position: int
+    """In the order."""
 
 
-def _is_pair(first: Instruction, second: Instruction) -> bool:
-    """Whether a backward follows its own forward: they may run as one."""
-    return (
-        isinstance(first, Forward)
-        and isinstance(second, Backward)
-        and (first.place, first.segment) == (second.place, second.segment)
-        and first.microbatches == second.microbatches
+Turns = Mapping[tuple[str, ...], Sequence[int]]
+"""Of each set of devices, the positions at which it computes."""
+
+
+def _uses(
+    plan: Plan, order: Order, stages: Mapping[Place, Stage]
+) -> tuple[Turns, Mapping[Buffer, Sequence[_Use]]]:
+    """Of what may wait, and the turns they are counted in.
+
+    A backward that runs as one with its forward is no turn of its own.
+    """
+    pairs = fused_pairs(Program(body=order))
+    turns: dict[tuple[str, ...], list[int]] = {}
+    pair_turns: dict[int, int] = {}
+    found: dict[Buffer, list[_Use]] = {}
+    for position, instr in enumerate(order):
+        if isinstance(instr, Recv):
+            stage = stages.get(instr.target)
+            if stage is not None and stage.waits_on_host(0):
+                before = len(turns.get(stage.devices, ())) - 1
+                found[instr.writes[0]] = [_Use(before, position)]
+        elif isinstance(instr, Forward | Backward):
+            at = turns.setdefault(plan.stage(instr.place).devices, [])
+            turn = pair_turns.get(id(instr))
+            if turn is None:
+                turn = len(at)
+                at.append(position)
+            pair = pairs.get((instr.place, instr.segment, instr.microbatches))
+            if pair is not None:
+                pair_turns[id(pair)] = turn
+            if instr.place not in stages:
+                continue
+            for buffer in (*(r.buffer for r in instr.reads), *instr.writes):
+                if buffer in found or _waits(buffer, stages[instr.place]):
+                    found.setdefault(buffer, []).append(_Use(turn, position))
+    return turns, found
+
+
+def _waits(buffer: Buffer, stage: Stage) -> bool:
+    """Whether a border of a stage is one at which activations wait."""
+    if buffer.kind is not Kind.ACT and buffer.kind is not Kind.COT:
+        return False
+    layer = int(buffer.subject.removeprefix("L"))
+    return any(
+        stage.waits_on_host(g) and stage.segment_layers(g)[0] == layer
+        for g in range(len(stage.segments))
     )
 
 
+def _pools(order: Sequence[Instruction]) -> Pools:
+    """Of what a Prefetch brings until its last reader, the most at once, by pool."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    last: dict[Buffer, int] = {}
+    for position in reversed(range(len(order))):
+        instr = order[position]
+        if isinstance(instr, Prefetch):
+            spans.setdefault(instr.pool, []).append((position, last.pop(instr.buffer)))
+        for buffer, _ in instr.reads:
+            last.setdefault(buffer, position)
+    return tuple((pool, _most(held)) for pool, held in sorted(spans.items()))
+
+
 def _most(spans: Iterable[tuple[int, int]]) -> int:
-    """Of spans from first to last, ends included, the most at once."""
-    ends = [(first, 1) for first, _ in spans] + [(last + 1, -1) for _, last in spans]
+    """Of spans from first to last, the most at once."""
+    ends = [(first, 1) for first, _ in spans] + [(last, -1) for _, last in spans]
     now = most = 0
     for _, change in sorted(ends):
         now += change

@@ -14,6 +14,7 @@ from hexijax.program.program import (
     Kind,
     Prefetch,
     Program,
+    Recv,
     WriteBack,
 )
 from hexijax.program.waiting import NEAR
@@ -24,6 +25,7 @@ from tests.simulator.test_simulator import cluster
 
 RULES = StepRules()
 CHAIN = make_chain(4)
+CROSSING = (Kind.ACT, Kind.COT, Kind.WIRE)
 
 
 def layered(microbatches: int) -> Program:
@@ -48,6 +50,26 @@ def test_few_borders_are_on_the_device_however_many_microbatches(microbatches: i
     assert most <= 5
     report = check(layered(microbatches), plan(microbatches), CHAIN)
     assert report.live_slots == {"r0.s0 Act": 2, "r0.s0 Cot": 2}
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+@pytest.mark.parametrize("microbatches", [4, 32])
+def test_so_are_few_of_those_that_other_stages_send(sets: int, microbatches: int):
+    stages = make_stages([1, 1, 1, 1], num_sets=sets, waits=True)
+    sent = make_plan((stages, microbatches), schedule=Schedule.LAYERED)
+    program = lower(sent, CHAIN, rules=RULES)
+    away = {i.buffer for i in program.body if isinstance(i, WriteBack)}
+    assert away & received(program)
+    live: set[Buffer] = set()
+    for instr in program.body:
+        live -= {r.buffer for r in instr.reads if r.dies}
+        live |= {b for b in instr.writes if b.kind in CROSSING}
+        assert sum(b.memory is Memory.DEVICE for b in live) <= 6
+
+
+def received(program: Program) -> set[Buffer]:
+    """What stages get from others."""
+    return {i.writes[0] for i in program.body if isinstance(i, Recv)}
 
 
 @given(seed=st.integers(0, 2**32))
