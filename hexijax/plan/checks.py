@@ -14,7 +14,7 @@ from hexijax.cluster import Cluster
 from hexijax.errors import did_you_mean
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
-from hexijax.plan.plan import Plan, PlanError, Replica, stage_place
+from hexijax.plan.plan import Memory, Plan, PlanError, Replica, stage_place
 
 Check = Callable[[Plan, Chain, Cluster], None]
 
@@ -142,6 +142,7 @@ def check_stage_parts(plan: Plan, chain: Chain, cluster: Cluster) -> None:
         for what, name, choices in (
             ("how long parameters stay", "params", stage.params),
             ("where borders wait", "waits", stage.waits),
+            ("where residuals wait", "residuals", stage.residuals),
         ):
             if choices and len(choices) != len(stage.segments):
                 raise PlanError(
@@ -237,6 +238,12 @@ def check_state(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                     f"The state share of {place} in {label} is {part}. A share is a "
                     "number from 0."
                 )
+        if share.update is Memory.HOST and share.memory is Memory.DEVICE:
+            raise PlanError(
+                f"The state of {label} rests on the device and is updated by the host: "
+                "all of it would cross twice a step. Write 'memory host' as well, or "
+                "leave the update to the device."
+            )
         if share.shares and not any(share.shares.values()):
             raise PlanError(
                 f"All state shares of {label} are 0, so its state would lie nowhere. "

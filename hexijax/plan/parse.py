@@ -21,6 +21,7 @@ from hexijax.plan.plan import (
     Schedule,
     Stage,
     StateShare,
+    UpdateOrder,
 )
 
 Fields = dict[str, Any]
@@ -112,7 +113,7 @@ class _Parser:
             start, stop = fields["layers"]
             policies = (policies,) * (stop - start)
         number = len(fields.get("segments", (1,)))
-        for name in ("params", "waits"):
+        for name in ("params", "waits", "residuals"):
             choice = fields.get(name, ())
             if isinstance(choice, enum.StrEnum):
                 fields[name] = (choice,) * number
@@ -127,7 +128,7 @@ class _Parser:
         groups = line.names("names of parameter groups, or *,")
         if line.next.text == "even" and line.next.kind == "word":
             line.word("even")
-            self.state.append(StateShare(groups=groups, shares={}))
+            self._add_state(line, groups, {})
             return
         shares: dict[Place, float] = {}
         while True:
@@ -141,7 +142,13 @@ class _Parser:
             shares |= dict.fromkeys(map(Place, places), share)
             if not line.mark(","):
                 break
-        self.state.append(StateShare(groups=groups, shares=shares))
+        self._add_state(line, groups, shares)
+
+    def _add_state(
+        self, line: Line, groups: tuple[str, ...], shares: dict[Place, float]
+    ) -> None:
+        where = _fields(line, _STATE)
+        self.state.append(StateShare(groups=groups, shares=shares, **where))
 
     def _predicted(self, line: Line) -> None:
         what = line.choice(["step_s", "memory_bytes"], "one of")
@@ -269,6 +276,7 @@ _SETTINGS: dict[str, Reader] = {
     "batch": _whole("the global batch size"),
     "schedule": lambda line: Schedule(line.choice(Schedule, "a schedule")),
     "reductions": lambda line: Reductions(line.choice(Reductions, "one of")),
+    "order": lambda line: UpdateOrder(line.choice(UpdateOrder, "one of")),
     "cluster": _string("the cluster's fingerprint"),
     "chain": _string("the chain's fingerprint"),
 }
@@ -289,4 +297,10 @@ _STAGE: dict[str, Reader] = {
     "remat": _runs(Remat, "a remat policy such as none, or none*3,full"),
     "params": _runs(Params, "how long parameters stay: kept, or kept,freed*3"),
     "waits": _runs(Memory, "where borders wait: host, or device,host*3"),
+    "residuals": _runs(Memory, "where residuals wait: host, or device,host*3"),
+}
+
+_STATE: dict[str, Reader] = {
+    name: lambda line: Memory(line.choice(Memory, "one of"))
+    for name in ("memory", "update")
 }

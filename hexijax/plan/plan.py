@@ -45,6 +45,9 @@ class Params(enum.StrEnum):
     FREED = "freed"
     """For a pass over the segment: gathered before it from where their state lives,
     gone after it."""
+    STREAMED = "streamed"
+    """For a pass as well: they rest in pinned host memory beside the stage's devices,
+    where new ones are written once a step."""
 
 
 class Memory(enum.StrEnum):
@@ -53,6 +56,15 @@ class Memory(enum.StrEnum):
     DEVICE = "device"
     HOST = "host"
     """Pinned host memory beside the place's devices."""
+
+
+class UpdateOrder(enum.StrEnum):
+    """When a step's updates are dispatched."""
+
+    FIFO = "fifo"
+    """Before all that the next step does."""
+    PRIORITY = "priority"
+    """Each before the next forward that needs it, and no earlier."""
 
 
 class Reductions(enum.StrEnum):
@@ -91,12 +103,17 @@ class Stage:
 
     params: tuple[Params, ...] = ()
     """One a segment, in order; empty: all are kept. What several segments of the stage
-    use is kept if one of them keeps it; what does not train is kept."""
+    use is kept if one of them keeps it, else streamed if one streams it; what does not
+    train is kept."""
 
     waits: tuple[Memory, ...] = ()
     """One a segment, in order; empty: the device for all. Where what crosses the
     segment's first border waits for its next turn; the first segment's says so of all
     that comes from other stages."""
+
+    residuals: tuple[Memory, ...] = ()
+    """One a segment, in order; empty: the device for all. Where what a forward keeps
+    for its backward waits for it."""
 
     def __post_init__(self) -> None:
         start, stop = self.layers
@@ -108,6 +125,8 @@ class Stage:
             object.__setattr__(self, "params", ())
         if set(self.waits) == {Memory.DEVICE}:
             object.__setattr__(self, "waits", ())
+        if set(self.residuals) == {Memory.DEVICE}:
+            object.__setattr__(self, "residuals", ())
 
     @property
     def num_layers(self) -> int:
@@ -118,10 +137,18 @@ class Stage:
         """Whether a segment's parameters are gathered for each pass over it."""
         return bool(self.params) and self.params[segment] is Params.FREED
 
+    def streams(self, segment: int) -> bool:
+        """Whether they come from host memory for each pass over it."""
+        return bool(self.params) and self.params[segment] is Params.STREAMED
+
     def waits_on_host(self, segment: int) -> bool:
         """Whether activations at a segment's first border wait in host memory; those of
         the first: whether all do that come from other stages."""
         return bool(self.waits) and self.waits[segment] is Memory.HOST
+
+    def keeps_on_host(self, segment: int) -> bool:
+        """Whether what a segment's forward keeps waits in host memory."""
+        return bool(self.residuals) and self.residuals[segment] is Memory.HOST
 
     def segment_layers(self, segment: int) -> tuple[int, int]:
         """First layer and the one past the last of a segment."""
@@ -156,6 +183,14 @@ class StateShare:
     shares: Mapping[Place, float] = dataclasses.field(hash=False)
     """Parts by place, any scale; empty: even over the places that compute with it."""
 
+    memory: Memory = Memory.DEVICE
+    """Where masters and moments rest at their home; what does not train lies where it
+    is used."""
+
+    update: Memory = Memory.DEVICE
+    """Where the update runs. State that rests in host memory is streamed through the
+    device, or updated by the host's own processor."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
@@ -183,6 +218,9 @@ class Plan:
 
     reductions: Reductions = Reductions.EXACT
     """How gradients are summed."""
+
+    order: UpdateOrder = UpdateOrder.FIFO
+    """When updates run; the numbers are the same."""
 
     state: tuple[StateShare, ...] = (StateShare(groups=("*",), shares={}),)
     """Later entries overrule ``*``."""

@@ -52,8 +52,9 @@ def report_replicas(plan: Plan) -> list[dict[str, Any]]:
 
     A stage has ``layers`` (how many), ``layer_range`` (the first, and the one past the
     last), ``tensor_degree``, ``data_degree``, ``devices``, ``dtype``, ``segments``,
-    ``remat``, ``params`` and ``waits`` (one a segment); a replica has ``stages``,
-    ``microbatches``, ``microbatch_size`` (samples over all lanes) and ``samples``.
+    ``remat``, ``params``, ``waits`` and ``residuals`` (one a segment); a replica has
+    ``stages``, ``microbatches``, ``microbatch_size`` (samples over all lanes) and
+    ``samples``.
     """
     return [
         {
@@ -77,7 +78,8 @@ def _report_stage(stage: Stage) -> dict[str, Any]:
         "segments": list(stage.segments),
         "remat": [policy.value for policy in stage.remat],
         "params": [each.value for each in _params(stage)],
-        "waits": [each.value for each in _waits(stage)],
+        "waits": [each.value for each in _each(stage.waits, stage)],
+        "residuals": [each.value for each in _each(stage.residuals, stage)],
     }
 
 
@@ -85,8 +87,8 @@ def _params(stage: Stage) -> tuple[Params, ...]:
     return stage.params or (Params.KEPT,) * len(stage.segments)
 
 
-def _waits(stage: Stage) -> tuple[Memory, ...]:
-    return stage.waits or (Memory.DEVICE,) * len(stage.segments)
+def _each(named: tuple[Memory, ...], stage: Stage) -> tuple[Memory, ...]:
+    return named or (Memory.DEVICE,) * len(stage.segments)
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
@@ -98,11 +100,17 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "batch_size": plan.batch_size,
         "schedule": plan.schedule.value,
         "reductions": plan.reductions.value,
+        "order": plan.order.value,
         "cluster": plan.cluster,
         "chain": plan.chain,
         "replicas": report_replicas(plan),
         "state": [
-            {"groups": list(share.groups), "shares": dict(share.shares)}
+            {
+                "groups": list(share.groups),
+                "shares": dict(share.shares),
+                "memory": share.memory.value,
+                "update": share.update.value,
+            }
             for share in plan.state
         ],
         "prediction": prediction

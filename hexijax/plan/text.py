@@ -5,7 +5,8 @@
 A line a fact: a heading, a line for each replica, stage and state share, and what was
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
-none, ``params`` are kept, ``waits`` is the device, ``samples`` fills every microbatch.
+none, ``params`` are kept, ``waits``, ``residuals``, a state's ``memory`` and its
+``update`` are the device, ``order`` is fifo, ``samples`` fills every microbatch.
 '#' starts a comment. ``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
@@ -26,6 +27,7 @@ from hexijax.plan.plan import (
     Replica,
     Stage,
     StateShare,
+    UpdateOrder,
 )
 
 __all__ = ["parse", "read", "render"]
@@ -69,6 +71,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     yield f"batch       {plan.batch_size}"
     yield f"schedule    {plan.schedule}"
     yield f"reductions  {plan.reductions}"
+    if plan.order is not UpdateOrder.FIFO:
+        yield f"order       {plan.order}"
     if plan.cluster:
         yield f"cluster     {quote(plan.cluster)}"
     if plan.chain:
@@ -89,6 +93,10 @@ def _replica(r: int, replica: Replica, chain: Chain | None) -> list[str]:
         for row, stage in zip(rows, replica.stages, strict=True):
             waits = stage.waits or (Memory.DEVICE,) * len(stage.segments)
             row.append(f"waits {_runs(waits, len(stage.segments))}")
+    if any(stage.residuals for stage in replica.stages):
+        for row, stage in zip(rows, replica.stages, strict=True):
+            kept = stage.residuals or (Memory.DEVICE,) * len(stage.segments)
+            row.append(f"residuals {_runs(kept, len(stage.segments))}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [head]
     for row, stage in zip(rows, replica.stages, strict=True):
@@ -141,7 +149,12 @@ def _state(share: StateShare) -> str:
         f"{quote(place)}={float(part)!r}" for place, part in share.shares.items()
     )
     groups = "*" if share.groups == ("*",) else fold(share.groups)
-    return f"state {groups}  {shares or 'even'}"
+    where = [
+        f"  {name} {memory}"
+        for name, memory in (("memory", share.memory), ("update", share.update))
+        if memory is not Memory.DEVICE
+    ]
+    return f"state {groups}  {shares or 'even'}{''.join(where)}"
 
 
 def _prediction(prediction: Prediction) -> Iterator[str]:

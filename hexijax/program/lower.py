@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Plan
+from hexijax.plan.plan import Memory, Params, Plan, UpdateOrder
 from hexijax.program.check import check
 from hexijax.program.compute import compute
 from hexijax.program.free import free
@@ -26,12 +26,14 @@ from hexijax.program.placement import (
     prologue,
     sync,
 )
-from hexijax.program.program import Instruction, Program
+from hexijax.program.program import Instruction, Program, ProgramError
 from hexijax.program.rules.fault import Faults
 from hexijax.program.rules.runs import check_layers
 from hexijax.program.waiting import Pools, waiting
 
 __all__ = ["Costs", "StepRules", "lower"]
+
+HOST = Memory.HOST
 
 
 def lower(
@@ -72,6 +74,22 @@ def lower(
     return program
 
 
+def _refuse(plan: Plan) -> None:
+    """Parts of a plan that no Program does yet."""
+    stages = [stage for _, stage in plan.stages()]
+    for what, asked in (
+        ("'params streamed'", any(Params.STREAMED in s.params for s in stages)),
+        ("'residuals host'", any(s.residuals for s in stages)),
+        ("'memory host' of the state", any(s.memory is HOST for s in plan.state)),
+        ("'order priority'", plan.order is UpdateOrder.PRIORITY),
+    ):
+        if asked:
+            raise ProgramError(
+                f"The plan asks for {what}, which this version does not run. Take it "
+                "out of the plan."
+            )
+
+
 def _lowered(
     plan: Plan,
     chain: Chain,
@@ -82,6 +100,7 @@ def _lowered(
     whole_leaves: bool,
 ) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...], Pools]:
     """The prologue, the body's order, and what pools it needs."""
+    _refuse(plan)
     check_layers(plan, chain, Faults(Program()))
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams, waits = compute(plan, chain, groups, evaluation=evaluation)

@@ -57,7 +57,7 @@ def _freed(rng: random.Random, stage: Stage) -> Stage:
     """Cut finer, with some segments' parameters for a pass only."""
     count = stage.num_layers
     segments = tuple(compose(rng, count, rng.randint(1, min(3, count))))
-    some = tuple(rng.choice(list(Params)) for _ in segments)
+    some = tuple(rng.choice([Params.KEPT, Params.FREED]) for _ in segments)
     params = some if rng.random() < 0.3 else (Params.FREED,) * len(segments)
     waits = tuple(rng.choice(list(Memory)) for _ in segments)
     return dataclasses.replace(stage, segments=segments, params=params, waits=waits)

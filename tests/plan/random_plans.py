@@ -18,6 +18,7 @@ from hexijax.plan.plan import (
     Schedule,
     Stage,
     StateShare,
+    UpdateOrder,
 )
 
 LETTERS = 'ab/0-9 ,=#"*\\\té☃\ud800.'
@@ -31,6 +32,7 @@ def random_plan(seed: int) -> Plan:
         batch_size=_count(rng),
         schedule=rng.choice(list(Schedule)),
         reductions=rng.choice(list(Reductions)),
+        order=rng.choice(list(UpdateOrder)),
         state=tuple(_share(rng) for _ in range(rng.randint(1, 3))),
         objective=rng.choice(["step_time", "price", "my goal"]),
         chain=rng.choice(["", "0123456789ab"]),
@@ -84,6 +86,7 @@ def _stage(rng: random.Random) -> Stage:
         remat=rng.choice([(), any_remat, (rng.choice(list(Remat)),) * num_layers]),
         params=tuple(rng.choices(list(Params), k=rng.randint(0, 3))),
         waits=tuple(rng.choices(list(Memory), k=rng.randint(0, 3))),
+        residuals=tuple(rng.choices(list(Memory), k=rng.randint(0, 3))),
     )
 
 
@@ -92,6 +95,8 @@ def _share(rng: random.Random) -> StateShare:
     return StateShare(
         groups=rng.choice([("*",), _names(rng)]),
         shares={place: _part(rng) for place in places},
+        memory=rng.choice(list(Memory)),
+        update=rng.choice(list(Memory)),
     )
 
 

@@ -40,6 +40,7 @@ def test_reports_name_layers_and_degrees():
         "remat": ["none", "none", "none", "full"],
         "params": ["kept", "kept"],
         "waits": ["device", "device"],
+        "residuals": ["device", "device"],
     }
 
 
