@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
-from hexijax.costs.measured import Basis, basis, measured_s, missing
+from hexijax.costs.measured import Basis, apart_s, basis, measured_s, missing
 from hexijax.costs.products import backward_s as backward_s_of
 from hexijax.costs.products import forward_s as forward_s_of
 from hexijax.costs.rates import (
@@ -178,13 +178,30 @@ def _layer_time(
         return whole
     # Of a measured forward, the share that remat computes again is the reckoned one.
     scale = known[0] / whole.forward_s if whole.forward_s else 0.0
+    apart = apart_s(mesh.profile, layer.signature, mesh.dtype, mesh.tensor, samples)
     return LayerTime(
         forward_s=known[0],
         backward_s=known[1],
         weight_s=known[1] * layer.weight_share,
         recompute_s={policy: s * scale for policy, s in whole.recompute_s.items()},
-        residual_s=dict.fromkeys(Remat, (0.0, 0.0)),
+        residual_s={policy: _part_of(apart, whole, policy) for policy in Remat},
     )
+
+
+def _part_of(
+    apart: tuple[float, float], reckoned: LayerTime, policy: Remat
+) -> tuple[float, float]:
+    """Of what residuals cost where all are kept, the share of what a policy keeps."""
+    forward_s, backward_s = (
+        measured * (of / most if most else 1.0)
+        for measured, of, most in zip(
+            apart,
+            reckoned.residual_s[policy],
+            reckoned.residual_s[Remat.NONE],
+            strict=True,
+        )
+    )
+    return forward_s, backward_s
 
 
 def _reckoned(

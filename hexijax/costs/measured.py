@@ -1,7 +1,9 @@
 """Reads a kind's measured layer times: they overrule the roofline.
 
 A row holds ``signature`` (of the layer), ``dtype``, ``tensor`` (degree), ``samples``
-(of one lane's microbatch), ``forward_s`` and ``backward_s``. Between measured counts
+(of one lane's microbatch), ``forward_s`` and ``backward_s``: of both in one program. It
+may hold ``apart_forward_s`` and ``apart_backward_s``: of each in a program of its own,
+nothing computed again; without them these are no different. Between measured counts
 times go by straight lines, beyond them by the last line's slope, and ``basis`` says
 which it was. A kind that has a layer's times in a dtype at some tensor degrees only is
 refused at the others (``missing`` asks without raising): how a layer speeds up with its
@@ -21,8 +23,11 @@ from collections.abc import Sequence
 from hexijax.cluster import DeviceProfile
 from hexijax.errors import UserError
 
-Points = tuple[tuple[float, float, float], ...]
-"""(samples, forward_s, backward_s), by samples."""
+Point = tuple[float, float, float, float, float]
+"""Samples, then forward and backward in one program, then each in one of its own."""
+
+Points = tuple[Point, ...]
+"""By samples."""
 
 Key = tuple[object, object, object]
 """Signature, dtype and tensor degree of a table."""
@@ -57,6 +62,18 @@ def measured_s(
     if fault:
         raise NotMeasuredError(fault)
     return None
+
+
+def apart_s(
+    profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
+) -> tuple[float, float]:
+    """What programs of their own add to a measured forward and backward."""
+    points = tables(profile)[signature, dtype, tensor]
+    forward_s, backward_s = (
+        max(0.0, _at(points, samples, apart) - _at(points, samples, joined))
+        for joined, apart in ((1, 3), (2, 4))
+    )
+    return forward_s, backward_s
 
 
 def missing(
@@ -94,15 +111,19 @@ def basis(
 @functools.lru_cache(maxsize=256)
 def tables(profile: DeviceProfile) -> dict[Key, Points]:
     """The kind's rows by signature, dtype and tensor degree."""
-    found: dict[Key, list[tuple[float, float, float]]] = {}
+    found: dict[Key, list[Point]] = {}
     for row in profile.layer_times:
         if "forward_s" in row and "backward_s" in row:
             key = (row.get("signature"), row.get("dtype"), row.get("tensor", 1))
-            samples, forward_s, backward_s = (
-                float(row.get(name, 1))
-                for name in ("samples", "forward_s", "backward_s")
+            forward_s, backward_s = float(row["forward_s"]), float(row["backward_s"])
+            point = (
+                float(row.get("samples", 1)),
+                forward_s,
+                backward_s,
+                float(row.get("apart_forward_s", forward_s)),
+                float(row.get("apart_backward_s", backward_s)),
             )
-            found.setdefault(key, []).append((samples, forward_s, backward_s))
+            found.setdefault(key, []).append(point)
     return {key: _rising(sorted(points)) for key, points in found.items()}
 
 
@@ -131,19 +152,17 @@ def _degrees(profile: DeviceProfile) -> dict[tuple[object, object], tuple[int, .
     return {key: tuple(sorted(degrees)) for key, degrees in found.items()}
 
 
-def _rising(points: Sequence[tuple[float, float, float]]) -> Points:
-    """Neither time falls as samples grow: each is the smallest of what follows."""
+def _rising(points: Sequence[Point]) -> Points:
+    """No time falls as samples grow: each is the smallest of what follows."""
     counts, *columns = zip(*points, strict=True)
     lowest = (
         list(itertools.accumulate(reversed(column), min))[::-1] for column in columns
     )
-    forward_s, backward_s = lowest
-    return tuple(zip(counts, forward_s, backward_s, strict=True))
+    joined_s, back_s, apart_s, apart_back_s = lowest
+    return tuple(zip(counts, joined_s, back_s, apart_s, apart_back_s, strict=True))
 
 
-def _at(
-    points: Sequence[tuple[float, float, float]], samples: int, column: int
-) -> float:
+def _at(points: Sequence[Point], samples: int, column: int) -> float:
     if len(points) == 1:  # one size: time per sample, as far as it is known
         return points[0][column] * samples / points[0][0]
     sizes = [point[0] for point in points]

@@ -46,7 +46,7 @@ from hexijax.runtime import scaling, weights
 from hexijax.runtime import state as stored
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
-from hexijax.runtime.executor import Executor, Parts
+from hexijax.runtime.executor import Executor, Parts, Watch
 from hexijax.runtime.feed import Feed
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.groups import GroupRuntime
@@ -452,6 +452,13 @@ class Engine:
             self._seeds[last] = seed
         left = self._executor.run_body()
         return StepResult(functools.partial(self._fetch, left, weight))
+
+    def watched_step(
+        self, batch: Mapping[str, Any], step: int, then: Watch
+    ) -> StepResult:
+        """A step that calls ``then`` after each instruction has been dispatched."""
+        with self._executor.watched(then):
+            return self.step(batch, step)
 
     def evaluate(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         """Loss and metrics of a global batch, without a gradient."""

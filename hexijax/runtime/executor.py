@@ -6,8 +6,9 @@ order of calls is the order on each device. The executor owns no queue and makes
 choice.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +47,8 @@ from hexijax.runtime.lowering import Compiled
 
 Slots = list[Any]
 Action = Callable[[Slots], None]
+Watch = Callable[[Instruction, Sequence[Any]], None]
+"""Told of an instruction and what it has written, once it is dispatched."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ class Executor:
         }
         self.prologue = [self._action(i) for i in program.prologue]
         self.body = self._body(program)
+        self._program = program
         self.drain = [self._action(i) for i in program.drain]
         self.given = _given(program)
         """State and parameters that a body finds where the step before left them."""
@@ -104,6 +108,32 @@ class Executor:
         for b in left:
             self.slots[self._slot[b]] = None
         return left
+
+    @contextlib.contextmanager
+    def watched(self, then: Watch) -> Generator[None]:
+        """While it lasts, ``then`` is told of each action of the body.
+
+        What a fused forward does for its backward counts as the forward's.
+        """
+        plain = self.body
+
+        def telling(action: Action, instruction: Instruction) -> Action:
+            at = [self._at(b) for b in instruction.writes]
+
+            def tell(slots: Slots) -> None:
+                action(slots)
+                then(instruction, [slots[slot] for slot in at])
+
+            return tell
+
+        self.body = [
+            telling(action, instruction)
+            for action, instruction in zip(plain, self._program.body, strict=True)
+        ]
+        try:
+            yield
+        finally:
+            self.body = plain
 
     def _body(self, program: Program) -> list[Action]:
         """Actions of the body; a fused backward is done by its forward."""

@@ -17,6 +17,7 @@ from hexijax.costs.measured import (
     missing,
     update_s_per_param,
 )
+from hexijax.layers.chain import Remat
 from tests.plan.examples import make_chain, make_kind
 
 CHAIN = make_chain(3)
@@ -106,3 +107,19 @@ def test_more_samples_never_take_less_time_and_none_is_free(table):
         assert len(column_s) == 79
         assert min(column_s) > 0
         assert all(b >= a - 1e-12 for a, b in itertools.pairwise(column_s))
+
+
+def test_a_row_may_say_what_programs_apart_take():
+    kind = measured_kind([(2, 0.1, 0.2)], apart_forward_s=0.13, apart_backward_s=0.25)
+    mesh = MeshShape(profile=kind, dtype="float32", tensor=2)
+    measured, reckoned = layer_times(CHAIN, mesh, 2)[1], layer_times(CHAIN, mesh, 2)[0]
+    assert reckoned.residual_s[Remat.NONE] != (0.03, 0.05)
+    assert measured.forward(Remat.NONE, joined=True) == pytest.approx(0.1)
+    assert measured.forward(Remat.NONE, joined=False) == pytest.approx(0.13)
+    assert measured.backward(Remat.NONE, joined=False) == pytest.approx(0.25)
+    # A policy that keeps less pays for what it keeps.
+    kept = [sum(measured.residual_s[policy]) for policy in Remat]
+    assert kept == sorted(kept, reverse=True)
+    # Without those figures nothing is known, and nothing added.
+    mesh = dataclasses.replace(mesh, profile=measured_kind([(2, 0.1, 0.2)]))
+    assert set(layer_times(CHAIN, mesh, 2)[1].residual_s.values()) == {(0.0, 0.0)}

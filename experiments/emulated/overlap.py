@@ -1,0 +1,99 @@
+"""How much of what moves runs beside compute, by a profile of JAX's own.
+
+    jax.profiler.trace's folder -> overlaps -> by card: seconds of each, and of both
+
+A card's streams hold kernels and copies; copies between cards, to the host and back are
+told by their names. What the profiler could not see is not there.
+"""
+
+import collections
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Spans = Sequence[tuple[float, float]]
+"""Starts and ends, sorted, none touching the next."""
+
+COPIES = {"MemcpyP2P": "peer", "MemcpyD2H": "to host", "MemcpyH2D": "from host"}
+"""What copies are called, and what they are here; others stay on their card."""
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> Spans:
+    """Their union."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(spans: Spans) -> float:
+    """Of all together."""
+    return sum(end - start for start, end in spans)
+
+
+def both(first: Spans, second: Spans) -> Spans:
+    """Where both are."""
+    found: list[tuple[float, float]] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if start < end:
+            found.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def overlaps(folder: Path) -> dict[str, dict[str, float]]:
+    """By card: seconds that kernels run, that copies run, and that both do."""
+    files = sorted(folder.rglob("*.trace.json.gz"))
+    if not files:
+        return {}
+    with gzip.open(files[-1], "rt", encoding="utf-8") as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    return of_events(events)
+
+
+def of_events(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """The same of events as the Trace Event Format has them, in microseconds."""
+    cards: dict[Any, str] = {}
+    streams = set[Any]()
+    for event in events:
+        name = event.get("args", {}).get("name", "")
+        if event.get("name") == "process_name" and "GPU" in name:
+            cards[event["pid"]] = name.split()[0].removeprefix("/device:")
+        if event.get("name") == "thread_name" and name.startswith("Stream"):
+            streams.add((event["pid"], event["tid"]))
+    spans: dict[str, dict[str, list[tuple[float, float]]]] = {
+        card: collections.defaultdict(list) for card in cards.values()
+    }
+    for event in events:
+        where = event.get("pid"), event.get("tid")
+        if event.get("ph") != "X" or where not in streams or where[0] not in cards:
+            continue
+        start_s = event["ts"] / 1e6
+        kind = next((k for n, k in COPIES.items() if n in event["name"]), "compute")
+        spans[cards[where[0]]][kind].append((start_s, start_s + event["dur"] / 1e6))
+    found: dict[str, dict[str, float]] = {}
+    for card, kinds in spans.items():
+        if not kinds:
+            continue
+        compute = merged(kinds.pop("compute", []))
+        row = {"compute": length(compute)}
+        for kind, each in kinds.items():
+            copies = merged(each)
+            row[kind] = length(copies)
+            row[f"{kind} beside compute"] = length(both(copies, compute))
+        everything = [span for each in kinds.values() for span in each]
+        row["all"] = length(merged([*compute, *everything]))
+        ends = [*compute, *everything]
+        row["span"] = max(e for _, e in ends) - min(s for s, _ in ends)
+        found[card] = row
+    return found

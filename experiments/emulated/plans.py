@@ -1,0 +1,133 @@
+"""Plans for the emulated cards: the planner's, and those it is held against.
+
+Setting, Chain, Cluster -> ours, even_batch, layered, plain_order, on_one -> Plan
+"""
+
+import dataclasses
+
+from experiments.emulated.cards import Setting
+from hexijax.cluster import Cluster
+from hexijax.layers.chain import Chain, Remat
+from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
+from hexijax.planner import Grouping, PlanOptions, make_plan
+from hexijax.runtime.profiling import even_segments
+
+A_SEGMENT = 4
+"""Layers that are gathered, and freed, as one."""
+
+
+def ours(
+    setting: Setting, chain: Chain, cluster: Cluster, *, even_state: bool = False
+) -> Plan:
+    """What the planner finds."""
+    sizes = [size for card in setting.cards for size in card.sizes]
+    options = PlanOptions(
+        grouping=Grouping.MESH, max_microbatch_size=max(sizes), even_state=even_state
+    )
+    return make_plan(
+        chain,
+        cluster,
+        batch_size=setting.batch_size,
+        dtype=setting.size.dtype,
+        options=options,
+    )
+
+
+def even_batch(setting: Setting, chain: Chain) -> Plan:
+    """Data parallelism that knows nothing of speed: equal batches, equal state."""
+    each = setting.batch_size // len(setting.cards)
+    replicas = tuple(
+        Replica(
+            stages=(
+                Stage(
+                    devices=(name,),
+                    layers=(0, len(chain.layers)),
+                    dtype=setting.size.dtype,
+                ),
+            ),
+            microbatches=each // size,
+            microbatch_size=size,
+            samples=each,
+        )
+        for name, size in zip(setting.devices, setting.even, strict=True)
+    )
+    return Plan(
+        replicas=replicas, batch_size=setting.batch_size, chain=chain.fingerprint()
+    )
+
+
+def layered(setting: Setting, chain: Chain, like: Plan) -> Plan:
+    """The batches of a plan under layered accumulation: a segment's parameters are
+    gathered twice a step, whatever its microbatches, its gradient is summed once, and
+    the backward computes activations again. They wait on the device."""
+    return _gathered(setting, chain, like, Schedule.LAYERED)
+
+
+def plain_order(setting: Setting, chain: Chain, like: Plan) -> Plan:
+    """The same without it: a segment is gathered for every microbatch, twice."""
+    return _gathered(setting, chain, like, Schedule.ONE_F_ONE_B)
+
+
+def _gathered(
+    setting: Setting,
+    chain: Chain,
+    like: Plan,
+    schedule: Schedule,
+    waits: Memory = Memory.DEVICE,
+) -> Plan:
+    segments = even_segments(chain, A_SEGMENT)
+    replicas = tuple(
+        dataclasses.replace(
+            replica,
+            stages=tuple(
+                dataclasses.replace(
+                    stage,
+                    segments=segments,
+                    remat=(Remat.FULL,) * stage.num_layers,
+                    params=(Params.FREED,) * len(segments),
+                    waits=(waits,) * len(segments),
+                )
+                for stage in replica.stages
+            ),
+        )
+        for replica in like.replicas
+    )
+    return Plan(
+        replicas=replicas,
+        batch_size=like.batch_size,
+        schedule=schedule,
+        chain=chain.fingerprint(),
+    )
+
+
+def on_one(
+    setting: Setting,
+    chain: Chain,
+    device: str,
+    *,
+    size: int,
+    microbatches: int,
+    segments: tuple[int, ...] = (),
+) -> Plan:
+    """The whole model on one device."""
+    stage = Stage(
+        devices=(device,),
+        layers=(0, len(chain.layers)),
+        dtype=setting.size.dtype,
+        segments=segments,
+    )
+    samples = size * microbatches
+    replica = Replica(
+        stages=(stage,),
+        microbatches=microbatches,
+        microbatch_size=size,
+        samples=samples,
+    )
+    return Plan(replicas=(replica,), batch_size=samples, chain=chain.fingerprint())
+
+
+def flat(setting: Setting, chain: Chain, device: str, microbatches: int) -> Plan:
+    """Layered accumulation on one device, of ``microbatches`` of two sequences, whose
+    activations wait in host memory."""
+    like = on_one(setting, chain, device, size=2, microbatches=microbatches)
+    return _gathered(setting, chain, like, Schedule.LAYERED, Memory.HOST)
