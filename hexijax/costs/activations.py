@@ -103,6 +103,10 @@ class Within:
     """The stage's last segment runs forward and backward in one program, and keeps
     nothing beside it."""
 
+    layered: bool = False
+    """Each segment runs all microbatches before the next: those behind it keep nothing
+    of any."""
+
 
 def stage_activations(
     chain: Chain,
@@ -143,11 +147,12 @@ def stage_activations(
         else:
             borders += border
         # What later segments kept of this microbatch is gone by then.
-        inside.append(within_bytes(chain, within, stage, samples, g) - kept)
+        gone = kept * live if within.layered else kept
+        inside.append(within_bytes(chain, within, stage, samples, g) - gone)
         if not (within.joined and g == last):
             kept += segment_kept_bytes(chain, layers, first, past, stage, samples)
     one = kept + borders + batch
-    if all_live and not handed:
+    if all_live and not handed and not within.layered:
         firsts = [stage.segment_layers(g)[0] for g in range(len(stage.segments))]
         of = stage.tensor, stage.dtype
         spans = [(first, stop) for first in reversed(firsts)]

@@ -20,7 +20,7 @@ from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES, alike
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
-from hexijax.plan.plan import Place, Plan, Replica, Stage
+from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
 from hexijax.program.program import (
@@ -136,6 +136,11 @@ class PlanCosts:
         """The plan's buckets by name."""
         made = self._copies.groups if self._copies else buckets(self._plan, self._chain)
         return {group.name: group for group in made}
+
+    @property
+    def layered(self) -> bool:
+        """Whether each segment runs all microbatches before the next."""
+        return self._plan.schedule is Schedule.LAYERED
 
     def duration_s(self, instruction: Instruction) -> float:
         """Seconds from start to end, with nothing else on the ways."""

@@ -26,9 +26,10 @@ from hexijax.costs.activations import (
     waiting_bytes,
 )
 from hexijax.costs.compute import fused_attention
+from hexijax.costs.layered import LayeredGrads
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
-from hexijax.plan.plan import Place, Plan, Replica, Stage
+from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
 
@@ -60,6 +61,10 @@ class MemoryParts:
 
     grads_bytes: int = 0
     """Gradient accumulators of this device's lane."""
+
+    leaving_bytes: int = 0
+    """Under ``layered``, accumulators of one pass and of the last, which leave: of two
+    segments, not of all."""
 
     state_bytes: int = 0
     """Masters and moments of the slices at home here."""
@@ -103,7 +108,7 @@ class MemoryParts:
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in dataclasses.fields(self)
         }
-        for shared in ("transient_bytes", "passes_bytes"):
+        for shared in ("transient_bytes", "passes_bytes", "leaving_bytes"):
             summed[shared] = max(getattr(self, shared), getattr(other, shared))
         return MemoryParts(**summed)
 
@@ -152,6 +157,8 @@ def plan_memory(
                 within = stage_within(plan, chain, cluster, replica, s, temps)
                 parts = stage_parts(chain, within, replica, stage, live[s], handed[s])
                 waiting = waiting_bytes(chain, replica, s, live)
+                if plan.schedule is Schedule.LAYERED:  # counted by bucket and pass
+                    parts = dataclasses.replace(parts, grads_bytes=0)
                 alike[key] = parts + MemoryParts(activations_bytes=waiting)
             add(stage.devices, alike[key])
     devices = {place: stage.devices for place, stage in plan.stages()}
@@ -177,6 +184,7 @@ def stage_within(
         layers=chain.layers_under(fused_attention=fused),
         temps=temps or Temps(),
         joined=is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
+        layered=plan.schedule is Schedule.LAYERED,
     )
 
 
@@ -270,6 +278,7 @@ def _state(
     held: dict[Place, int] = {}
     passing: dict[Place, int] = {}
     in_flight: dict[Place, int] = {}
+    grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
     for group in buckets(plan, chain):
         if not group.trainable:  # parameters, which lie where they are computed with
             continue
@@ -290,8 +299,9 @@ def _state(
                 if leaf.id in held_boxes
             )
             shard = shards(tensor) if place in members else 0
-            if len(members) == len(boxes) == 1 and place in members and place in boxes:
-                own_lanes = 1 if stage is None else stage.lanes
+            own_lanes = 1 if stage is None else stage.lanes
+            alone = len(members) == len(boxes) == 1 and place in members
+            if alone and place in boxes:
                 flying = alone_bytes(size, shard, item, own_lanes)
             else:
                 grid = (stage.lanes, stage.tensor) if stage else (1, 1)
@@ -302,13 +312,21 @@ def _state(
             held[place] = held.get(place, 0) + size * STATE_BYTES * (1 + moments)
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
-    return {
+            elif grads:
+                own = alone and place in boxes and own_lanes == 1
+                grads.add(group, place, shard, size, alone=own)
+    found = {
         place: MemoryParts(
             state_bytes=held[place],
             sync_bytes=passing.get(place, 0) + in_flight[place],
         )
         for place in held
     }
+    for place, (stays, leaving) in (grads.sizes() if grads else {}).items():
+        found[place] += MemoryParts(
+            grads_bytes=GRAD_BYTES * stays, leaving_bytes=GRAD_BYTES * leaving
+        )
+    return found
 
 
 def alike(leaves: Sequence[Leaf], whole_leaves: bool) -> list[tuple[Leaf, int]]:

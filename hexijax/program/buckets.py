@@ -30,9 +30,9 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     found: list[list[Group]] = []
     sizes: list[int] = []
     open_at: dict[object, int] = {}
-    segments_L = _segments(plan, len(chain.layers))
+    segments_L = layer_segments(plan, len(chain.layers))
     for group in chain.groups:
-        users = _users(segments_L, group)
+        users = user_segments(segments_L, group)
         stages = {place for place, _ in users}
         kind = group.trainable or (False, used_as_it_is(plan, chain, group))
         key = (users, _share(plan, group), kind)
@@ -62,7 +62,7 @@ Segments = tuple[tuple[Place, int], ...]
 """Stages and indices of their segments, in the order of the plan."""
 
 
-def _segments(plan: Plan, num_layers: int) -> list[Segments]:
+def layer_segments(plan: Plan, num_layers: int) -> list[Segments]:
     """For each layer, those that compute it."""
     found: list[list[tuple[Place, int]]] = [[] for _ in range(num_layers)]
     for place, stage in plan.stages():
@@ -74,7 +74,7 @@ def _segments(plan: Plan, num_layers: int) -> list[Segments]:
     return list(map(tuple, found))
 
 
-def _users(segments_L: list[Segments], group: Group) -> Segments:
+def user_segments(segments_L: list[Segments], group: Group) -> Segments:
     """Segments that compute with a group."""
     if len(group.layers) == 1:
         return segments_L[group.layers[0]]

@@ -1,7 +1,7 @@
 """Plan -> Program, by passes of one file each.
 
-    schedules -> compute -> moves -> placement -> passes -> linearise -> waiting
-    -> free -> check
+    schedules -> compute -> moves -> placement -> window -> passes -> linearise
+    -> waiting -> free -> check
 
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
@@ -30,6 +30,7 @@ from hexijax.program.program import Instruction, Program, ProgramError
 from hexijax.program.rules.fault import Faults
 from hexijax.program.rules.runs import check_layers
 from hexijax.program.waiting import Pools, waiting
+from hexijax.program.window import window
 
 __all__ = ["Costs", "StepRules", "lower"]
 
@@ -111,6 +112,7 @@ def _lowered(
         if rules.dynamic_scale:
             before.append(agree_on_scale(plan, body=False))
             others.append(agree_on_scale(plan, body=True))
+    waits = (*waits, *window(plan, streams, others))
     order = linearise(
         plan,
         passes(places, streams),

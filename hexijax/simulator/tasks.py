@@ -35,6 +35,7 @@ from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import Buffer, Instruction, Kind, Program
+from hexijax.program.window import PASSES
 
 
 class What(enum.StrEnum):
@@ -117,6 +118,31 @@ def tasks(
     return writer.finished()
 
 
+@dataclasses.dataclass(slots=True)
+class _Passes:
+    """Backward passes of a device set that make gradients."""
+
+    number: int = -1
+    at: tuple[Place, int] | None = None
+    leaving: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Of sums whose copies leave, the pass that made them and the task."""
+    of: dict[tuple[Place, str], int] = dataclasses.field(default_factory=dict)
+    """The last pass that added to a place's gradient of a bucket."""
+
+    def left(self, number: int, task: int) -> None:
+        """A sum of a pass leaves."""
+        self.leaving.append((number, task))
+
+    def begin(self, at: tuple[Place, int]) -> list[int]:
+        """What a backward of a segment waits for, the first of its pass."""
+        if at == self.at:
+            return []
+        self.at, self.number = at, self.number + 1
+        due = [task for made, task in self.leaving if made <= self.number - PASSES]
+        self.leaving = [x for x in self.leaving if x[0] > self.number - PASSES]
+        return due
+
+
 class Road(NamedTuple):
     """What a message uses before it has arrived, and after."""
 
@@ -144,6 +170,7 @@ class _Writer:
         """By replica, its backward dispatched last."""
         self._held_back: list[tuple[int, Place]] = []
         self._leaving: dict[str, dict[Place, int]] = {}
+        self._passes: dict[tuple[str, ...], _Passes] = {}
         self._runs: dict[object, Use] = {}
         self._roads: dict[object, Road] = {}
         self._hosts = functools.cache(self._find_hosts)
@@ -214,7 +241,7 @@ class _Writer:
         after = self._inputs(i)
         pair = self._pairs.get((i.place, i.segment, i.microbatches))
         if pair is not None:  # one program does both, and needs what both read
-            after += self._inputs(pair)
+            after += [*self._inputs(pair), *self._room(pair)]
         replica = i.place.split(".")[0]
         if not i.grad:  # it runs ahead no further than it was dispatched
             if replica in self._last_back:
@@ -229,10 +256,23 @@ class _Writer:
 
     def _backward(self, i: ops.Backward) -> None:
         if self._pairs.get((i.place, i.segment, i.microbatches)) is not i:
-            made = self._add(self._run(i), i, self._inputs(i))
+            after = [*self._inputs(i), *self._room(i)]
+            made = self._add(self._run(i), i, after)
             self._last_back[i.place.split(".")[0]] = made
             for buffer in i.writes:
                 self._made[buffer] = made
+
+    def _room(self, i: ops.Backward) -> list[int]:
+        """Under ``layered``, the sums that must have left before a pass begins: its
+        accumulators take the memory of theirs (``program.window``)."""
+        grads = [b for b in i.writes if b.kind is Kind.GRAD]
+        if not grads or not self._costs.layered:
+            return []
+        devices = self._costs.devices(i.place)
+        passes = self._passes.setdefault(devices, _Passes())
+        due = passes.begin((i.place, i.segment))
+        passes.of |= {(b.place, b.subject): passes.number for b in grads}
+        return due
 
     def _inputs(self, i: ops.Forward | ops.Backward) -> list[int]:
         """Tasks that a run waits for; its own devices' order sees to all others.
@@ -320,6 +360,9 @@ class _Writer:
                 i, What.SYNC, member, partial.seconds, made, partial.ways
             )
             left[member] = self._leave(i, member, exchange.leave(member), [cut[member]])
+            passes = self._passes.get(self._costs.devices(member))
+            if passes and left[member] >= 0:
+                passes.left(passes.of[member, i.group], left[member])
         for home, written in zip(i.homes, i.writes, strict=True):
             along = self._senders(left, home)
             arrived = self._arrive(i, exchange.arrive(home), along)

@@ -154,3 +154,25 @@ def test_what_is_played_once_fills_every_device_alike(seed: int):
 def test_memory_is_looked_at_only_when_asked_for():
     chain, plan = make_chain(2), make_plan((make_stages([1, 1]), 2))
     assert predict(plan, chain, MACHINES).memory == {}
+
+
+@pytest.mark.parametrize("gb_per_s", [1e-3, 1.0])
+@pytest.mark.parametrize("freed", [False, True])
+def test_layered_holds_gradients_of_two_passes_however_slow_the_links(
+    gb_per_s: float, freed: bool
+):
+    parts = []
+    for layers in (8, 16):
+        chain = make_chain(layers, sizes=[4096] * layers)
+        machines = cluster(("a", 1), ("b", 1), gb_per_s=gb_per_s)
+        stages = [
+            make_stages([layers], prefix=name, segments=[[1] * layers], freed=freed)
+            for name in "ab"
+        ]
+        plan = make_plan(*((each, 3) for each in stages), schedule=Schedule.LAYERED)
+        timeline = predict(plan, chain, machines, events=False, memory=True)
+        parts.append(plan_memory(plan, chain, machines)["a/0"])
+        assert timeline.memory["a/0"].peak_bytes <= parts[-1].total_bytes
+    one = 4 * chain.group("l0").size
+    assert [each.leaving_bytes for each in parts] == [2 * one, 2 * one]
+    assert parts[1].passes_bytes == (2 * one if freed else 0)

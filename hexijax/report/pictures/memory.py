@@ -16,6 +16,7 @@ PARTS = {
     "params_bytes": ("parameters", "#2f6fb0"),
     "passes_bytes": ("parameters of two passes", "#7fa8d6"),
     "grads_bytes": ("gradients", "#d1642b"),
+    "leaving_bytes": ("gradients of two passes", "#eaa383"),
     "state_bytes": ("optimizer state", "#3f8f4f"),
     "activations_bytes": ("activations", "#8a5ab5"),
     "transient_bytes": ("inside one segment", "#c9a9e6"),
