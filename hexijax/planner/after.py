@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
-from hexijax.planner.exposed import Programs, Sums, exposed_s
+from hexijax.planner.exposed import Programs, Sums, exposed_s, passes_s
 from hexijax.planner.fit import Fitted
 from hexijax.planner.mesh import Layout, Mesh
 from hexijax.planner.network import Network
@@ -76,21 +76,39 @@ class After:
         self._ids: dict[str, int] = {}
 
     def late_s(
-        self, layout: Layout, fitted: Sequence[Fitted], per_segment: int | None
+        self,
+        layout: Layout,
+        fitted: Sequence[Fitted],
+        per_segment: int | None,
+        counts: Sequence[int] | None = None,
+        *,
+        freed: bool = False,
     ) -> float:
-        """By how much the next step begins later than the last backward ended."""
+        """By how much the next step begins later than the last backward ended.
+
+        Args:
+          layout: meshes of each replica.
+          fitted: their stages.
+          per_segment: most layers of a segment.
+          counts: each replica's microbatches, where each segment runs all of them
+            before the next; None: they follow each other.
+          freed: parameters are gathered for each pass; what compute does not hide of it
+            is counted too.
+        """
         node_RL, devices_RL = self._nodes(layout, fitted)
         items = {ITEM_BYTES[mesh.shape.dtype] for meshes in layout for mesh in meshes}
         item = items.pop() if len(items) == 1 else STATE_BYTES
         homes: dict[Layers, _Homes] = {}
         around: dict[tuple[Layers, str], _Around] = {}
         loads: dict[object, list[Load]] = {}
-        stages: dict[object, tuple[Sequence[Mesh], Fitted, int]] = {}
-        for meshes, fit in zip(layout, fitted, strict=True):
+        stages: dict[object, tuple[Sequence[Mesh], Fitted, int, int]] = {}
+        for meshes, fit, count in zip(
+            layout, fitted, counts or [0] * len(layout), strict=True
+        ):
             for k in range(len(fit.spans)):
                 mesh = meshes[k % len(meshes)]
-                key = (id(fit), k, mesh.shape_id)
-                stages.setdefault(key, (meshes, fit, k))
+                key = (id(fit), k, mesh.shape_id, count)
+                stages.setdefault(key, (meshes, fit, k, count))
                 for of, params in self._parts(fit, k, mesh):
                     at = (of, mesh.node)
                     if at not in around:
@@ -100,20 +118,19 @@ class After:
                     for way, each_s in self._travels(mesh, params, around[at]):
                         loads.setdefault(way, []).append((key, each_s))
         made = {
-            key: self._sums(meshes, fit, k, len(layout), item, per_segment)
-            for key, (meshes, fit, k) in stages.items()
+            key: self._sums(meshes, fit, k, len(layout), item, per_segment, count)
+            for key, (meshes, fit, k, count) in stages.items()
         }
-        return max(
-            exposed_s(
-                [
-                    dataclasses.replace(
-                        made[key], grads_s=each_s * GRAD_BYTES, params_s=each_s * item
-                    )
-                    for key, each_s in load
-                ]
-            )
-            for load in set(map(tuple, loads.values()))
-        )
+        late_s = 0.0
+        for load in set(map(tuple, loads.values())):
+            sums = [
+                dataclasses.replace(
+                    made[key], grads_s=each_s * GRAD_BYTES, params_s=each_s * item
+                )
+                for key, each_s in load
+            ]
+            late_s = max(late_s, passes_s(sums) if freed else exposed_s(sums))
+        return late_s
 
     def _travels(
         self, mesh: Mesh, params: float, around: _Around
@@ -194,8 +211,12 @@ class After:
         num_replicas: int,
         item: int,
         per_segment: int | None,
+        times: int,
     ) -> Sums:
-        """A stage's, before it is known by which way they leave."""
+        """A stage's, before it is known by which way they leave.
+
+        ``times``: microbatches that each segment runs before the next; 0: one.
+        """
         backward = 1 - FORWARD_SHARE
         counts = [num_segments(span, per_segment) for span in fit.spans[k:]]
         programs = [
@@ -214,6 +235,9 @@ class After:
             for later, count in zip(programs[1:], counts[1:], strict=True)
         )
         before_s, own_s = sum(fit.stage_s[:k]), fit.stage_s[k]
+        if times:  # stages on the same devices take turns, others work at once
+            before_s *= times / len(meshes)
+            own_s *= times
         return Sums(
             begin_s=held_up_s - (before_s + own_s) * backward,
             backward_s=own_s * backward,

@@ -15,6 +15,9 @@ import heapq
 import math
 from collections.abc import Sequence
 
+FORWARD_OF_BACKWARD = 1 / 2
+"""A forward makes one product where the backward makes two."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
@@ -87,3 +90,26 @@ def exposed_s(found: Sequence[Sums]) -> float:
         there_s = max(free_s, free_s + (join_s - sums.params_s) * rest)
         late_s = max(late_s, there_s + join_s / count - sums.wanted_s)
     return late_s
+
+
+def passes_s(found: Sequence[Sums]) -> float:
+    """The same where parameters are gathered for each pass over a segment.
+
+    Forwards hide a gather of all, backwards another and the sums; of each what is left
+    is seen, and what the first pass waits for. What joins parameters keeps the devices
+    twice.
+    """
+    freed = [dataclasses.replace(sums, params_s=0.0) for sums in found]
+    free = [
+        dataclasses.replace(x, programs=dataclasses.replace(x.programs, join_s=0.0))
+        for x in freed
+    ]
+    gather_s = sum(sums.params_s for sums in found)
+    grads_s = sum(sums.grads_s for sums in found)
+    join_s = max(sums.programs.join_s for sums in found)
+    backward_s = max(sums.backward_s for sums in found)
+    first_s = max(sums.params_s / sums.num_segments for sums in found)
+    forward_s = backward_s * FORWARD_OF_BACKWARD
+    seen_s = max(0.0, gather_s - forward_s)
+    seen_s += max(0.0, gather_s - max(0.0, backward_s - grads_s))
+    return exposed_s(free) + first_s + seen_s + 2 * join_s

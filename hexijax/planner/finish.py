@@ -26,6 +26,7 @@ from hexijax.planner.mesh import Layout, Mesh, MeshMaker
 from hexijax.planner.objective import Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
+from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
 from hexijax.planner.state import state_shares
 
@@ -57,6 +58,9 @@ WORTH = 0.01
 
 HOPE, MUCH = 0.001, 0.05
 """Gains that are a reason to split layers anew for it."""
+
+NOTABLE = 0.05
+"""Of a step, what gradients and new parameters take beside compute."""
 
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
@@ -91,6 +95,7 @@ class Finisher:
         self._judge = Judge(chain, cluster, options)
         self._effort = Effort.of(len(cluster.devices))
         self._shortest_s = math.inf
+        self._regimes: dict[tuple[Regime, bool], Scorer] = {}
 
     def finish(self, scored: Sequence[Scored], refused: Sequence[Layout] = ()) -> None:
         """Plays the best layouts and improves the best plans; ``finished`` grows.
@@ -101,6 +106,7 @@ class Finisher:
         """
         self.play(scored)
         self._store(refused)
+        self._layer(scored, refused)
         self._recut()
         self._shrink()
         if self._options.schedule is None:
@@ -206,6 +212,50 @@ class Finisher:
             tried += self._fit(stateless, scorer)
             if tried == STORED:
                 return
+
+    def _layer(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
+        """Layouts under regimes that ask less of memory and of ways.
+
+        Where memory presses, where nothing fitted, and where gradients on their way are
+        a notable part of the step.
+        """
+        if self._options.schedule not in (None, Schedule.LAYERED):
+            return
+        pressed = [
+            self._layout(plan)
+            for _, plan in self.best_layouts()[:STORED]
+            if self._pressed(plan)
+        ]
+        late = [x.layout for x in scored if x.late_s > NOTABLE * x.step_s]
+        layouts = dict.fromkeys([*pressed, *late[:STORED], *refused])
+        found: list[tuple[float, int, Scored, Scorer]] = []
+        for layout in layouts:
+            single = all(len(meshes) == 1 for meshes in layout)
+            for regime in SINGLE if single else MINISTAGES:
+                for stateless in (False, True):
+                    if stateless and self._options.even_state:
+                        continue
+                    self._check_time()
+                    scorer = self._regime(regime, stateless=stateless)
+                    each = scorer.score(layout)
+                    if each:
+                        found.append((each.cost, len(found), each, scorer))
+        tried = 0
+        for cost, _, each, scorer in sorted(found, key=lambda x: x[:2]):
+            best = min(self.finished.values(), default=math.inf)
+            if cost > best * (1 - WORTH):
+                return
+            tried += self._fit(each, scorer)
+            if tried == STORED:
+                return
+
+    def _regime(self, regime: Regime, *, stateless: bool) -> Scorer:
+        key = (regime, stateless)
+        if key not in self._regimes:
+            self._regimes[key] = self._scorer.under(
+                self._options, stateless=stateless, regime=regime
+            )
+        return self._regimes[key]
 
     def _pressed(self, plan: Plan) -> bool:
         """Whether some device is nearly full."""

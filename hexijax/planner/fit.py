@@ -22,6 +22,7 @@ from hexijax.costs.activations import (
 from hexijax.costs.compute import layer_times, missing_times
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Replica, Schedule, Stage
+from hexijax.planner.arrays import LayerArrays
 from hexijax.planner.batches import BatchOption
 from hexijax.planner.border import Border, Borders
 from hexijax.planner.layers import Span, split_layers
@@ -29,17 +30,11 @@ from hexijax.planner.mesh import Layout, Mesh
 from hexijax.planner.network import Network
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.pace import pipeline_s
+from hexijax.planner.regime import PLAIN, Regime
 from hexijax.planner.segments import segments
 from hexijax.planner.sizes import lane_sizes
-from hexijax.planner.spans import (
-    Asked,
-    Held,
-    LayerArrays,
-    Load,
-    SpanTable,
-    all_fits,
-    span_tables,
-)
+from hexijax.planner.spans import SpanTable, span_tables
+from hexijax.planner.terms import Asked, Held, Load, all_fits
 
 SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
@@ -120,8 +115,9 @@ class Fitter:
         options: PlanOptions,
         *,
         coarse: bool = False,
+        regime: Regime = PLAIN,
     ) -> None:
-        self._coarse = coarse
+        self._coarse, self._regime = coarse, regime
         self._chain = chain
         self._cluster = cluster
         self._options = options
@@ -257,10 +253,10 @@ class Fitter:
         rate = 0.0
         for meshes in layout:
             for mesh in meshes:
-                rate += mesh.shape.lanes / self._sample_s(mesh, samples)
+                rate += mesh.shape.lanes / self.sample_s(mesh, samples)
         return 1 / rate if rate else math.inf
 
-    def _sample_s(self, mesh: Mesh, samples: Sequence[int]) -> float:
+    def sample_s(self, mesh: Mesh, samples: Sequence[int]) -> float:
         """Seconds of one sample through all layers, remat and calls left out."""
         if not self.priced(mesh):
             return math.inf
@@ -274,8 +270,10 @@ class Fitter:
 
     def rounds(self, meshes: Sequence[Mesh]) -> int:
         """Stages each mesh holds."""
+        if len(meshes) == 1:
+            return 1
         interleaved = self._schedule is Schedule.INTERLEAVED
-        return self._options.rounds if interleaved and len(meshes) > 1 else 1
+        return self._options.rounds if interleaved else self._regime.rounds
 
     def tables(
         self, meshes: Sequence[Mesh], size: int, setting: Setting
@@ -312,6 +310,7 @@ class Fitter:
             moments=self._options.moments,
             per_segment=setting.per_segment,
             remat=self._options.remat,
+            regime=self._regime,
         )
         wanted: dict[object, Asked] = {}
         free: dict[_Key, object] = {}
@@ -344,6 +343,7 @@ class Fitter:
             state_devices=shape.num_devices + setting.elsewhere,
             budget_bytes=int(budget_bytes),
             held=held,
+            sharing=sharing if self._regime.layered else 1,
         )
 
     def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:
@@ -437,7 +437,10 @@ def _rounded(live: int) -> int:
 
 
 def stages(
-    meshes: Sequence[Mesh], fitted: Fitted, per_segment: int | None
+    meshes: Sequence[Mesh],
+    fitted: Fitted,
+    per_segment: int | None,
+    regime: Regime = PLAIN,
 ) -> tuple[Stage, ...]:
     """The fitted stages, as the plan has them."""
     rounds = len(fitted.spans) // len(meshes)
@@ -448,8 +451,10 @@ def stages(
             lanes=mesh.shape.lanes,
             tensor=mesh.shape.tensor,
             dtype=mesh.shape.dtype,
-            segments=segments(span[1] - span[0], per_segment),
+            segments=(cut := segments(span[1] - span[0], per_segment)),
             remat=remat,
+            params=regime.params(len(cut)),
+            waits=regime.memory(len(cut)),
         )
         for mesh, span, remat in zip(
             [*meshes] * rounds, fitted.spans, fitted.remat, strict=True

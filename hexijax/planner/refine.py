@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from hexijax.layers.chain import Remat
-from hexijax.plan.plan import Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import segments
 
@@ -103,9 +103,19 @@ def _most(stage: Stage) -> int | None:
 
 
 def _cut(stage: Stage, layers: tuple[int, int], remat: tuple[Remat, ...]) -> Stage:
-    count = layers[1] - layers[0]
+    made = segments(layers[1] - layers[0], _most(stage))
+    return resegmented(stage, made, layers=layers, remat=remat)
+
+
+def resegmented(stage: Stage, made: tuple[int, ...], **changes: object) -> Stage:
+    """The stage cut anew; what some segment freed or had on the host all do."""
+    freed, waits = Params.FREED in stage.params, Memory.HOST in stage.waits
     return dataclasses.replace(
-        stage, layers=layers, segments=segments(count, _most(stage)), remat=remat
+        stage,
+        segments=made,
+        params=(Params.FREED,) * len(made) if freed else (),
+        waits=(Memory.HOST,) * len(made) if waits else (),
+        **changes,
     )
 
 
@@ -154,8 +164,7 @@ def _microbatches(replica: Replica, options: PlanOptions) -> Iterator[Replica]:
 
 def _segmented(replica: Replica, most: int | None) -> Replica:
     stages = tuple(
-        dataclasses.replace(stage, segments=segments(stage.num_layers, most))
-        for stage in replica.stages
+        resegmented(stage, segments(stage.num_layers, most)) for stage in replica.stages
     )
     return dataclasses.replace(replica, stages=stages)
 

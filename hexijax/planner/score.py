@@ -18,13 +18,18 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Replica, Schedule
 from hexijax.planner.after import After
 from hexijax.planner.batches import BatchShare, end_s, split_batch
+from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
 from hexijax.planner.fit import Fitted, Fitter, Setting, stages
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
+from hexijax.planner.regime import PLAIN, Regime
 from hexijax.planner.segments import layers_per_segment, num_segments, shorter
 from hexijax.planner.whole_batches import split_whole
+
+ROOMY = 1.1
+"""Of a batch in proportion to a replica's speed, for which it is to have room."""
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -49,6 +54,9 @@ class Scored:
     step_s: float
     """By formula."""
 
+    late_s: float
+    """Of it, what comes after the last backward."""
+
     cost: float
     """What the objective counts; the step's seconds as a rule."""
 
@@ -64,10 +72,13 @@ class Scorer:
         options: PlanOptions,
         *,
         stateless: bool = False,
+        regime: Regime = PLAIN,
     ) -> None:
         """``stateless``: no state counts; where it goes is settled afterwards."""
         coarse = len(cluster.devices) > FINE_DEVICES
-        self.fitter = Fitter(chain, cluster, options, coarse=coarse)
+        options = regime.options(options)
+        self.fitter = Fitter(chain, cluster, options, coarse=coarse, regime=regime)
+        self.regime = regime
         self.count = 0
         self._chain = chain
         self._cluster = cluster
@@ -80,10 +91,21 @@ class Scorer:
         self._network = self.fitter.network
         self._after = After(chain, self._network, options.moments)
 
-    def under(self, options: PlanOptions, *, stateless: bool = False) -> "Scorer":
+    def under(
+        self,
+        options: PlanOptions,
+        *,
+        stateless: bool = False,
+        regime: Regime = PLAIN,
+    ) -> "Scorer":
         """The same under options that differ in schedule or segments only."""
         scorer = Scorer(
-            self._chain, self._cluster, self._batch_size, options, stateless=stateless
+            self._chain,
+            self._cluster,
+            self._batch_size,
+            options,
+            stateless=stateless,
+            regime=regime,
         )
         scorer.fitter.arrays = self.fitter.arrays
         return scorer
@@ -113,14 +135,20 @@ class Scorer:
         splits = self._own_splits(layout)
         if splits is None:
             return None
-        wanted = layers_per_segment(len(layout), self._options.layers_per_segment)
-        for per_segment in shorter(wanted, self._options.layers_per_segment):
+        for per_segment in self._lengths(layout):
             found = self._with_segments(
                 layout, splits, per_segment, budget_share, most_samples
             )
             if found:
                 return found
         return None
+
+    def _lengths(self, layout: Layout) -> list[int | None]:
+        """Most layers of a segment, what is wanted first."""
+        asked = self._options.layers_per_segment
+        if self.regime.layered:
+            return [self.regime.per_segment if asked is None else asked]
+        return shorter(layers_per_segment(len(layout), asked), asked)
 
     def _with_segments(
         self,
@@ -153,13 +181,20 @@ class Scorer:
             crossing_s(layout, fitted, shares, self._network),
             self._dispatch_s(layout, fitted, shares, per_segment),
         )
-        step_s += self._after.late_s(layout, fitted, per_segment)
+        counts = None
+        if self.regime.layered:
+            counts = [share.microbatches for share in shares]
+        late_s = self._after.late_s(
+            layout, fitted, per_segment, counts, freed=self.regime.freed
+        )
+        step_s += late_s
         return Scored(
             layout=layout,
             fitted=fitted,
             shares=shares,
             setting=setting,
             step_s=step_s,
+            late_s=late_s,
             cost=self._cost(layout, fitted, shares, step_s),
         )
 
@@ -172,22 +207,46 @@ class Scorer:
     ) -> list[tuple[Fitted, ...]] | None:
         """Of each replica what fits, one a microbatch size; None where one has none."""
         widths = [sum(m.shape.num_devices for m in x) / len(x) for x in layout]
+        batches = self._batches(layout)
         settings = {
-            width: dataclasses.replace(
+            (width, batch): dataclasses.replace(
                 setting,
+                batch_size=batch,
                 elsewhere=math.inf if self.stateless else _below(sum(widths) - width),
             )
-            for width in set(widths)
+            for width, batch in set(zip(widths, batches, strict=True))
         }
         fits: list[tuple[Fitted, ...]] = []
-        for meshes, split, width in zip(layout, splits, widths, strict=True):
-            found = self.fitter.fits(meshes, settings[width], split)
+        for meshes, split, width, batch in zip(
+            layout, splits, widths, batches, strict=True
+        ):
+            found = self.fitter.fits(meshes, settings[width, batch], split)
             if most_samples is not None:
                 found = tuple(f for f in found if f.option.size <= most_samples)
             if not found:
                 return None
             fits.append(found)
         return fits
+
+    def _batches(self, layout: Layout) -> list[int]:
+        """Samples that each replica takes at most.
+
+        Where borders of all of its microbatches wait, about what it will take.
+        """
+        whole = self._batch_size
+        if not self.regime.layered:
+            return [whole] * len(layout)
+        rates = [
+            sum(
+                mesh.shape.lanes / self.fitter.sample_s(mesh, sizes_up_to(whole))
+                for mesh in meshes
+            )
+            for meshes in layout
+        ]
+        return [
+            min(whole, math.ceil(ROOMY * whole * rate / sum(rates))) if rate else whole
+            for rate in rates
+        ]
 
     def early_cost(self, scored: Scored) -> float:
         """About what a layout scored under 1F1B costs under eager 1F1B.
@@ -252,7 +311,9 @@ class Scorer:
         return Plan(
             replicas=tuple(
                 Replica(
-                    stages=stages(meshes, fitted, scored.setting.per_segment),
+                    stages=stages(
+                        meshes, fitted, scored.setting.per_segment, self.regime
+                    ),
                     microbatches=share.microbatches,
                     microbatch_size=fitted.option.size,
                     samples=share.samples,

@@ -16,295 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from hexijax.costs.activations import (
-    BORDERS_IN_FLIGHT,
-    CPU,
-    Waiting,
-    enter_bytes,
-    handed_bytes,
-    held_bytes,
-    joined_bytes,
-    kept_bytes,
-    layer_params,
-    working_bytes,
-)
-from hexijax.costs.compute import MeshShape, layer_times
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alone_bytes, flying_bytes
 from hexijax.costs.rates import CALL_S
-from hexijax.costs.temp import temp_factor
-from hexijax.costs.working import SCRATCH_BYTES, waiting_layers, working_of
-from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
-from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
+from hexijax.layers.chain import Remat
+from hexijax.planner.terms import Asked, Fixed, Load
 
 ALL, LAST = slice(None), slice(-1, None)
 """Stops: every one, the loss."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """What all stages of a layout have in common."""
-
-    members: int
-    """Stages over which each gradient is summed, one a replica."""
-
-    moments: int
-    """fp32 arrays of the optimizer for each parameter."""
-
-    per_segment: int | None
-    """Most layers of a segment."""
-
-    remat: tuple[Remat, ...]
-    """Policies to choose from, from the fastest to the smallest."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """What waits in a stage, by its place in the pipeline."""
-
-    live: int
-    """Microbatches between their forward and their backward."""
-
-    handed: int = 0
-    """Microbatches between the parts of a split backward."""
-
-    waiting: Waiting = dataclasses.field(default_factory=Waiting)
-    """Borders and batches whose turn has not come."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
-    """One table: what a stage of any layers costs on a mesh."""
-
-    arrays: "LayerArrays"
-    """Of the mesh, for a size of microbatch."""
-
-    state_devices: float
-    """Devices over which each parameter's state is spread."""
-
-    budget_bytes: int
-    """What one device has for this stage."""
-
-    held: Held
-    """What waits there."""
-
-
-class LayerArrays:
-    """Figures of each layer on one mesh for one microbatch size."""
-
-    def __init__(
-        self, chain: Chain, mesh: MeshShape, samples: int, remat: tuple[Remat, ...]
-    ) -> None:
-        dtype, tensor = mesh.dtype, mesh.tensor
-        layers = chain.layers_under(fused_attention=mesh.fused_attention)
-        times = layer_times(chain, mesh, samples)
-        self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
-        self.temp_factor = temp_factor(mesh.profile, dtype)
-        held = [
-            held_bytes(chain, (i, i + 1), tensor, dtype) for i in range(len(layers))
-        ]
-        self.held_L = np.array([x.handed for x in held], float)
-        self.trained_L = np.array([x.trained for x in held], float)
-        self.params_L = np.array(layer_params(chain, tensor), float)
-        self.whole_params_L = np.array(layer_params(chain, 1), float)
-        self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
-        # The loss's own segment runs both ways in one program, the others apart.
-        self.added_s_PL, self.joined_s_PL = (
-            np.array([[t.added_s(p, joined=joined) for t in times] for p in remat])
-            for joined in (False, True)
-        )
-        self.kept_PL = np.array(
-            [
-                [kept_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
-                for p in remat
-            ],
-            float,
-        )
-        # In the loss's own segment it is alive in one program, and once.
-        joined = [
-            [joined_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
-            for p in remat
-        ]
-        self.joined_PL = np.array(joined, float)
-        self.working_L = np.array(
-            [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
-        )
-        # The layer a program of both ways works on was kept in part before, and that
-        # part counts once.
-        self.part_PL = np.maximum(self.working_L - self.joined_PL, 0)
-        self.early_L, self.scratch_bytes = np.zeros(len(layers)), 0.0
-        self.waiting_layers = len(layers)
-        if mesh.profile.vendor != CPU:
-            self._use_working(chain, layers, mesh, samples, remat)
-        self.handed_L = np.array(
-            [handed_bytes(chain, x, dtype, tensor, samples) for x in layers], float
-        )
-        # One more than layers: nothing enters the first, or leaves the last.
-        self.enter_S = np.array(
-            [enter_bytes(chain, i, dtype, samples) for i in range(len(layers) + 1)],
-            float,
-        )
-        self.batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
-        # Of runs of layers, whatever the load: many loads are tried.
-        self.length_FS = _lengths(len(layers))
-        self.params_FS = _span_sums(self.params_L)
-        self.largest_FS = _span_max(self.params_L)
-        self.whole_params_FS = _span_sums(self.whole_params_L)
-        self.held_FS = _span_sums(self.held_L)
-        self.trained_FS = _span_sums(self.trained_L)
-        self.most_trained_FS = _span_max(self.trained_L)
-        self.handed_FS = _span_sums(self.handed_L)
-        self.working_FS = _span_max(self.working_L)
-        self.most_entering_FS = _span_max(self.enter_S[:-1])
-        self.edges_FS = self.enter_S[:-1, None] + self.enter_S[None, :]
-        self.seconds_FS = _span_sums(self.seconds_L)
-        self.kept_PS = _sums(self.kept_PL)
-        self.added_s_PS, self.joined_s_PS = (
-            _sums(added_s_PL) for added_s_PL in (self.added_s_PL, self.joined_s_PL)
-        )
-        self.early_FS = _span_sums(self.early_L)
-        self.most_early_FS = _span_max(self.early_L)
-        self.joined_PS = _sums(self.joined_PL) * self.temp_factor
-        part_PF = np.array([_span_max(part_L)[:, -1] for part_L in self.part_PL])
-        self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
-        self.second_is_quicker = len(remat) > 1 and bool(
-            (self.added_s_PL[1] < self.added_s_PL[0]).any()
-        )
-        self._set_most()
-        self._fixed: dict[Load, _Fixed] = {}
-
-    def fixed(self, load: Load) -> "_Fixed":
-        """What depends on neither the place in the pipeline nor the state's homes."""
-        if load not in self._fixed:
-            self._fixed[load] = _Fixed.of(self, load)
-        return self._fixed[load]
-
-    def _set_most(self) -> None:
-        """Of the whole chain, for ``all_fits``."""
-        self.all_params = float(self.params_L.sum())
-        self.all_whole_params = float(self.whole_params_L.sum())
-        self.all_held = float(self.held_L.sum())
-        self.all_kept = float(self.kept_PL[0].sum())
-        self.all_handed = float(self.handed_L.sum())
-        self.most_params = float(self.params_L.max())
-        self.most_entering = float(self.enter_S.max())
-        within = float(self.trained_L.sum()) + float(self.working_L.max())
-        within += float(self.early_L.sum())
-        self.all_within = self.temp_factor * within + self.scratch_bytes
-
-    def _use_working(
-        self,
-        chain: Chain,
-        layers: Sequence[Layer],
-        mesh: MeshShape,
-        samples: int,
-        remat: tuple[Remat, ...],
-    ) -> None:
-        """What an accelerator's programs have alive, under any of the policies."""
-        alive_PL = [
-            working_of(
-                chain, layers, [policy] * len(layers), mesh.dtype, mesh.tensor, samples
-            )
-            for policy in remat
-        ]
-        self.joined_PL = np.array([[x.kept for x in each] for each in alive_PL], float)
-        self.part_PL = np.array([[x.joined for x in each] for each in alive_PL], float)
-        apart_PL = np.array([[x.apart for x in each] for each in alive_PL], float)
-        early_PL = np.array([[x.early for x in each] for each in alive_PL], float)
-        self.working_L, self.early_L = apart_PL.max(axis=0), early_PL.max(axis=0)
-        self.scratch_bytes = float(SCRATCH_BYTES)
-        self.waiting_layers = min(len(layers), waiting_layers(mesh.profile))
-
-
-def all_fits(asked: Asked, load: Load) -> bool:
-    """Whether every run of layers fits under the first policy, the whole chain too."""
-    arrays, held = asked.arrays, asked.held
-    params, state_devices = arrays.all_params, asked.state_devices
-    resident = arrays.all_held + params * GRAD_BYTES
-    resident += arrays.all_whole_params * _state_bytes(load) / state_devices
-    home, shard = _flying_bytes(arrays, load)
-    bucket = min(params, max(_bucket_limit(load), arrays.most_params))
-    flying = bucket * (home / state_devices + shard)
-    entering, batch = arrays.most_entering, arrays.batch_bytes
-    depth = held.live * (arrays.all_kept + entering * len(arrays.params_L) + batch)
-    depth += held.handed * (arrays.all_handed + batch)
-    depth += BORDERS_IN_FLIGHT * (2 * entering + batch)
-    waiting = held.waiting
-    depth += (waiting.left + waiting.right) * entering + waiting.batch * batch
-    return resident + flying + depth + arrays.all_within <= asked.budget_bytes
-
-
-def _state_bytes(load: Load) -> int:
-    """Of a parameter: its fp32 value and the optimizer's."""
-    return STATE_BYTES * (1 + load.moments)
-
-
-def _bucket_limit(load: Load) -> int:
-    """Parameters of a bucket that several arrays share."""
-    return ALONE_SIZE if load.members == 1 else SHARED_SIZE
-
-
-def _flying_bytes(arrays: LayerArrays, load: Load) -> tuple[float, float]:
-    """Of a bucket's parameter on its way: at its home, and on every device."""
-    item = arrays.item_bytes
-    if load.members == 1:
-        return 0.0, alone_bytes(1, 1, item, arrays.lanes)
-    home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
-    return home, shard
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Fixed:
-    """Parts of the terms of ``costs.memory``, for every run of layers.
-
-    Bytes are ``fixed_FS + homed_FS / state_devices + live * live_FS + handed *
-    handed_FS``, kept activations and what waits left out.
-    """
-
-    segments_FS: Int[np.ndarray, "layers stops"]
-    fixed_FS: Float[np.ndarray, "layers stops"]
-    homed_FS: Float[np.ndarray, "layers stops"]
-    live_FS: Float[np.ndarray, "layers stops"]
-    handed_FS: Float[np.ndarray, "layers stops"]
-
-    @classmethod
-    def of(cls, arrays: LayerArrays, load: Load) -> "_Fixed":
-        most = load.per_segment or len(arrays.params_L)
-        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
-        waiting = min(most, arrays.waiting_layers)
-        segment_FS = np.minimum(arrays.trained_FS, arrays.most_trained_FS * waiting)
-        early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
-        temp_FS = segment_FS + early_FS + arrays.working_FS
-        # A bucket's boxes at home, of which no device has more than its whole gradient.
-        shared_FS = np.minimum(arrays.params_FS, _bucket_limit(load))
-        bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
-        home, shard = _flying_bytes(arrays, load)
-        return cls(
-            segments_FS=segments_FS,
-            fixed_FS=arrays.held_FS
-            + arrays.params_FS * GRAD_BYTES
-            + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
-            + arrays.temp_factor * temp_FS
-            + arrays.scratch_bytes
-            + bucket_FS * shard,
-            homed_FS=arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home,
-            live_FS=segments_FS * arrays.most_entering_FS + arrays.batch_bytes,
-            handed_FS=arrays.handed_FS + arrays.batch_bytes,
-        )
-
-    def bytes_FS(self, asked: Asked) -> Float[np.ndarray, "layers stops"]:
-        """Of a stage, beside what its layers keep."""
-        arrays, held = asked.arrays, asked.held
-        sum_FS = self.fixed_FS + self.homed_FS / asked.state_devices
-        sum_FS += held.live * self.live_FS
-        if held.handed:
-            sum_FS += held.handed * self.handed_FS
-        waiting = held.waiting
-        if waiting.left:
-            sum_FS += waiting.left * arrays.enter_S[:-1, None]
-        if waiting.right:
-            sum_FS += waiting.right * arrays.enter_S[None, :]
-        sum_FS += waiting.batch * arrays.batch_bytes
-        return sum_FS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -365,7 +82,7 @@ class _Tables:
     def __init__(self, load: Load, asked: Sequence[Asked]) -> None:
         self._arrays, self._remat = [a.arrays for a in asked], load.remat
         self._length_FS = asked[0].arrays.length_FS
-        fixed = [arrays.fixed(load) for arrays in self._arrays]
+        fixed = [Fixed.of(arrays, load) for arrays in self._arrays]
         rooms = [
             a.budget_bytes - f.bytes_FS(a) for a, f in zip(asked, fixed, strict=True)
         ]
@@ -373,10 +90,13 @@ class _Tables:
         self._live_K = np.array([a.held.live for a in asked])[:, None, None]
         # Runs up to the loss that are one segment: both ways in one program.
         segments_KFS = np.stack([f.segments_FS for f in fixed])
-        self._one_KF = (segments_KFS[..., -1] == 1) & (self._live_K[:, 0] == 1)
+        layered = load.regime.layered
+        joined_K1 = (self._live_K[:, 0] == 1) | layered
+        self._one_KF = (segments_KFS[..., -1] == 1) & joined_K1
         self._any_one = bool(self._one_KF.any())
         # Of longer ones the last segment is.
-        self._ends_K1 = self._live_K[:, 0] == 1
+        self._ends_K1 = joined_K1
+        self._kept = "apart_PS" if layered and load.per_segment == 1 else "kept_PS"
         self._any_ends = bool(self._ends_K1.any())
         length_F, count_F = self._length_FS[:, -1], fixed[0].segments_FS[:, -1]
         self._last_F = np.arange(len(length_F)) + (count_F - 1) * length_F // count_F
@@ -410,7 +130,7 @@ class _Tables:
         """How many of a run's first layers must take a policy, the rest the one before;
         more than the run has where even all do not fit."""
         earlier = max(policy - 1, 0)
-        kept = (self._stacked("kept_PS", policy), self._stacked("kept_PS", earlier))
+        kept = (self._stacked(self._kept, policy), self._stacked(self._kept, earlier))
         least_KFS = _least(*kept, self._room_KFS / self._live_K)
         if self._any_one:
             joined = (
@@ -496,29 +216,6 @@ class _Tables:
         middle_KF = np.minimum(middle_KF, num_layers)
         change_KF = np.take_along_axis(here_KS - later_KS, middle_KF, axis=1)
         return change_KF - here_KS[:, self._last_F] + later_KS[:, -1:]
-
-
-def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
-    """Layers of each run; none or negative where the run is empty."""
-    return np.arange(num_layers + 1)[None, :] - np.arange(num_layers)[:, None]
-
-
-def _sums(values_PL: np.ndarray) -> np.ndarray:
-    """Sums of the first 0, 1, 2, ... values along the last dim."""
-    none = np.zeros((*values_PL.shape[:-1], 1))
-    return np.concatenate([none, np.cumsum(values_PL, axis=-1)], axis=-1)
-
-
-def _span_sums(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
-    sums_S = _sums(values_L)
-    return sums_S[None, :] - sums_S[:-1, None]
-
-
-def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
-    """The largest value of each run; 0 where it is empty."""
-    inside_FL = np.triu(np.broadcast_to(values_L, (len(values_L), len(values_L))))
-    most_FL = np.maximum.accumulate(inside_FL, axis=1)
-    return np.concatenate([np.zeros((len(values_L), 1)), most_FL], axis=1)
 
 
 def _least(

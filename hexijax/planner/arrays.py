@@ -1,0 +1,190 @@
+"""Figures of every layer, and of every run of layers, on one mesh.
+
+    Chain, MeshShape, samples -> LayerArrays
+
+Arrays: L layers, F first layer, S the one past the last, P policies.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from hexijax.costs.activations import (
+    CPU,
+    enter_bytes,
+    handed_bytes,
+    held_bytes,
+    joined_bytes,
+    kept_bytes,
+    layer_params,
+    working_bytes,
+)
+from hexijax.costs.compute import MeshShape, layer_times
+from hexijax.costs.temp import temp_factor
+from hexijax.costs.working import SCRATCH_BYTES, waiting_layers, working_of
+from hexijax.layers.chain import ITEM_BYTES, Chain, Layer, Remat
+
+
+class LayerArrays:
+    """Figures of each layer on one mesh for one microbatch size."""
+
+    def __init__(
+        self, chain: Chain, mesh: MeshShape, samples: int, remat: tuple[Remat, ...]
+    ) -> None:
+        dtype, tensor = mesh.dtype, mesh.tensor
+        layers = chain.layers_under(fused_attention=mesh.fused_attention)
+        times = layer_times(chain, mesh, samples)
+        self.item_bytes, self.lanes = ITEM_BYTES[dtype], mesh.lanes
+        self.temp_factor = temp_factor(mesh.profile, dtype)
+        held = [
+            held_bytes(chain, (i, i + 1), tensor, dtype) for i in range(len(layers))
+        ]
+        self.held_L = np.array([x.handed for x in held], float)
+        self.trained_L = np.array([x.trained for x in held], float)
+        self.params_L = np.array(layer_params(chain, tensor), float)
+        self.whole_params_L = np.array(layer_params(chain, 1), float)
+        self.seconds_L = np.array([t.forward_s + t.backward_s for t in times])
+        # The loss's own segment runs both ways in one program, the others apart.
+        self.added_s_PL, self.joined_s_PL = (
+            np.array([[t.added_s(p, joined=joined) for t in times] for p in remat])
+            for joined in (False, True)
+        )
+        self.kept_PL = np.array(
+            [
+                [kept_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
+                for p in remat
+            ],
+            float,
+        )
+        # In the loss's own segment it is alive in one program, and once.
+        joined = [
+            [joined_bytes(chain, x, p, dtype, tensor, samples) for x in layers]
+            for p in remat
+        ]
+        self.joined_PL = np.array(joined, float)
+        self.working_L = np.array(
+            [working_bytes(chain, x, dtype, tensor, samples) for x in layers], float
+        )
+        # The layer a program of both ways works on was kept in part before, and that
+        # part counts once.
+        self.part_PL = np.maximum(self.working_L - self.joined_PL, 0)
+        self.early_L, self.scratch_bytes = np.zeros(len(layers)), 0.0
+        self.waiting_layers = len(layers)
+        if mesh.profile.vendor != CPU:
+            self._use_working(chain, layers, mesh, samples, remat)
+        self.handed_L = np.array(
+            [handed_bytes(chain, x, dtype, tensor, samples) for x in layers], float
+        )
+        # One more than layers: nothing enters the first, or leaves the last.
+        self.enter_S = np.array(
+            [enter_bytes(chain, i, dtype, samples) for i in range(len(layers) + 1)],
+            float,
+        )
+        # Of a segment's first layer, what enters counts with the borders.
+        own = [
+            [
+                enter_bytes(chain, i, dtype, samples) * (p in x.reads_input)
+                for i, x in enumerate(layers)
+            ]
+            for p in remat
+        ]
+        self.apart_PL = np.maximum(self.kept_PL - np.array(own, float), 0)
+        self.batch_bytes = samples * sum(a.num_bytes for a in chain.batch.values())
+        # Of runs of layers, whatever the load: many loads are tried.
+        self.length_FS = _lengths(len(layers))
+        self.params_FS = _span_sums(self.params_L)
+        self.largest_FS = _span_max(self.params_L)
+        self.whole_params_FS = _span_sums(self.whole_params_L)
+        self.held_FS = _span_sums(self.held_L)
+        self.trained_FS = _span_sums(self.trained_L)
+        self.most_trained_FS = _span_max(self.trained_L)
+        self.handed_FS = _span_sums(self.handed_L)
+        self.working_FS = _span_max(self.working_L)
+        self.most_entering_FS = _span_max(self.enter_S[:-1])
+        self.edges_FS = self.enter_S[:-1, None] + self.enter_S[None, :]
+        self.seconds_FS = _span_sums(self.seconds_L)
+        self.kept_PS = _sums(self.kept_PL)
+        self.entering_FS = _span_sums(self.enter_S[:-1])
+        self.added_s_PS, self.joined_s_PS = (
+            _sums(added_s_PL) for added_s_PL in (self.added_s_PL, self.joined_s_PL)
+        )
+        self.early_FS = _span_sums(self.early_L)
+        self.most_early_FS = _span_max(self.early_L)
+        self.joined_PS = _sums(self.joined_PL) * self.temp_factor
+        self._set_apart()
+        part_PF = np.array([_span_max(part_L)[:, -1] for part_L in self.part_PL])
+        self.more_PF = self.temp_factor * (part_PF - self.working_FS[:, -1])
+        self.second_is_quicker = len(remat) > 1 and bool(
+            (self.added_s_PL[1] < self.added_s_PL[0]).any()
+        )
+        self._set_most()
+        self.known: dict[object, object] = {}
+        """What was reckoned of them before."""
+
+    def _set_apart(self) -> None:
+        """Of layers that are a segment each, and run all microbatches one by one: the
+        loss's runs both ways at once, and keeps nothing."""
+        self.apart_PL[:, -1] = 0
+        self.apart_PS = _sums(self.apart_PL)
+        last = (self.joined_PL + self.part_PL)[:, -1].max()
+        self.last_bytes = self.temp_factor * float(last)
+
+    def _set_most(self) -> None:
+        """Of the whole chain, for ``all_fits``."""
+        self.all_params = float(self.params_L.sum())
+        self.all_whole_params = float(self.whole_params_L.sum())
+        self.all_held = float(self.held_L.sum())
+        self.all_kept = float(self.kept_PL[0].sum())
+        self.all_handed = float(self.handed_L.sum())
+        self.most_params = float(self.params_L.max())
+        self.most_entering = float(self.enter_S.max())
+        within = float(self.trained_L.sum()) + float(self.working_L.max())
+        within += float(self.early_L.sum())
+        self.all_within = self.temp_factor * within + self.scratch_bytes
+
+    def _use_working(
+        self,
+        chain: Chain,
+        layers: Sequence[Layer],
+        mesh: MeshShape,
+        samples: int,
+        remat: tuple[Remat, ...],
+    ) -> None:
+        """What an accelerator's programs have alive, under any of the policies."""
+        alive_PL = [
+            working_of(
+                chain, layers, [policy] * len(layers), mesh.dtype, mesh.tensor, samples
+            )
+            for policy in remat
+        ]
+        self.joined_PL = np.array([[x.kept for x in each] for each in alive_PL], float)
+        self.part_PL = np.array([[x.joined for x in each] for each in alive_PL], float)
+        apart_PL = np.array([[x.apart for x in each] for each in alive_PL], float)
+        early_PL = np.array([[x.early for x in each] for each in alive_PL], float)
+        self.working_L, self.early_L = apart_PL.max(axis=0), early_PL.max(axis=0)
+        self.scratch_bytes = float(SCRATCH_BYTES)
+        self.waiting_layers = min(len(layers), waiting_layers(mesh.profile))
+
+
+def _lengths(num_layers: int) -> Int[np.ndarray, "layers stops"]:
+    """Layers of each run; none or negative where the run is empty."""
+    return np.arange(num_layers + 1)[None, :] - np.arange(num_layers)[:, None]
+
+
+def _sums(values_PL: np.ndarray) -> np.ndarray:
+    """Sums of the first 0, 1, 2, ... values along the last dim."""
+    none = np.zeros((*values_PL.shape[:-1], 1))
+    return np.concatenate([none, np.cumsum(values_PL, axis=-1)], axis=-1)
+
+
+def _span_sums(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
+    sums_S = _sums(values_L)
+    return sums_S[None, :] - sums_S[:-1, None]
+
+
+def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
+    """The largest value of each run; 0 where it is empty."""
+    inside_FL = np.triu(np.broadcast_to(values_L, (len(values_L), len(values_L))))
+    most_FL = np.maximum.accumulate(inside_FL, axis=1)
+    return np.concatenate([np.zeros((len(values_L), 1)), most_FL], axis=1)

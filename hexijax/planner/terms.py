@@ -1,0 +1,232 @@
+"""Memory of every run of layers as one stage, but for what its layers keep.
+
+    LayerArrays, Load -> Fixed.bytes_FS(Asked)
+
+An upper bound of ``costs.memory``'s promise that can be summed layer by layer.
+
+Arrays: L layers, F first layer, S the one past the last.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from hexijax.costs.activations import BORDERS_IN_FLIGHT, BORDERS_PASSING, Waiting
+from hexijax.costs.memory import (
+    GRAD_BYTES,
+    PASSES,
+    STATE_BYTES,
+    alone_bytes,
+    flying_bytes,
+)
+from hexijax.layers.chain import Remat
+from hexijax.planner.arrays import LayerArrays
+from hexijax.planner.regime import PLAIN, Regime
+from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What all stages of a layout have in common."""
+
+    members: int
+    """Stages over which each gradient is summed, one a replica."""
+
+    moments: int
+    """fp32 arrays of the optimizer for each parameter."""
+
+    per_segment: int | None
+    """Most layers of a segment."""
+
+    remat: tuple[Remat, ...]
+    """Policies to choose from, from the fastest to the smallest."""
+
+    regime: Regime = PLAIN
+    """What passes over a segment keep."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What waits in a stage, by its place in the pipeline."""
+
+    live: int
+    """Microbatches between their forward and their backward."""
+
+    handed: int = 0
+    """Microbatches between the parts of a split backward."""
+
+    waiting: Waiting = dataclasses.field(default_factory=Waiting)
+    """Borders and batches whose turn has not come."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One table: what a stage of any layers costs on a mesh."""
+
+    arrays: LayerArrays
+    """Of the mesh, for a size of microbatch."""
+
+    state_devices: float
+    """Devices over which each parameter's state is spread."""
+
+    budget_bytes: int
+    """What one device has for this stage."""
+
+    held: Held
+    """What waits there."""
+
+    sharing: int = 1
+    """Stages of the replica on the same devices, one of which computes."""
+
+
+def all_fits(asked: Asked, load: Load) -> bool:
+    """Whether every run of layers fits under the first policy, the whole chain too."""
+    if load.regime.layered:  # tried where memory is short
+        return False
+    arrays, held = asked.arrays, asked.held
+    params, state_devices = arrays.all_params, asked.state_devices
+    resident = arrays.all_held + params * GRAD_BYTES
+    resident += arrays.all_whole_params * _state_bytes(load) / state_devices
+    home, shard = _flying_bytes(arrays, load)
+    bucket = min(params, max(_bucket_limit(load), arrays.most_params))
+    flying = bucket * (home / state_devices + shard)
+    entering, batch = arrays.most_entering, arrays.batch_bytes
+    depth = held.live * (arrays.all_kept + entering * len(arrays.params_L) + batch)
+    depth += held.handed * (arrays.all_handed + batch)
+    depth += BORDERS_IN_FLIGHT * (2 * entering + batch)
+    waiting = held.waiting
+    depth += (waiting.left + waiting.right) * entering + waiting.batch * batch
+    return resident + flying + depth + arrays.all_within <= asked.budget_bytes
+
+
+def _state_bytes(load: Load) -> int:
+    """Of a parameter: its fp32 value and the optimizer's."""
+    return STATE_BYTES * (1 + load.moments)
+
+
+def _bucket_limit(load: Load) -> int:
+    """Parameters of a bucket that several arrays share."""
+    return ALONE_SIZE if load.members == 1 else SHARED_SIZE
+
+
+def _flying_bytes(arrays: LayerArrays, load: Load) -> tuple[float, float]:
+    """Of a bucket's parameter on its way: at its home, and on every device."""
+    item = arrays.item_bytes
+    if load.members == 1:
+        return 0.0, alone_bytes(1, 1, item, arrays.lanes)
+    home, shard = (flying_bytes(*x, load.members, item) for x in ((1, 0), (0, 1)))
+    return home, shard
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Fixed:
+    """Parts of the terms of ``costs.memory``, for every run of layers.
+
+    Bytes are ``fixed_FS + passing_FS / sharing + homed_FS / state_devices + live *
+    live_FS + handed * handed_FS``, kept activations and what waits left out.
+    """
+
+    segments_FS: Int[np.ndarray, "layers stops"]
+    fixed_FS: Float[np.ndarray, "layers stops"]
+    passing_FS: Float[np.ndarray, "layers stops"]
+    """Of the stage that computes."""
+    homed_FS: Float[np.ndarray, "layers stops"]
+    live_FS: Float[np.ndarray, "layers stops"]
+    handed_FS: Float[np.ndarray, "layers stops"]
+
+    @classmethod
+    def of(cls, arrays: LayerArrays, load: Load) -> "Fixed":
+        """Under a load; equal loads are reckoned once."""
+        made = arrays.known.get(load)
+        if not isinstance(made, cls):
+            made = cls._layered(arrays, load) if load.regime.layered else None
+            made = made or cls._plain(arrays, load)
+            arrays.known[load] = made
+        return made
+
+    @classmethod
+    def _plain(cls, arrays: LayerArrays, load: Load) -> "Fixed":
+        most = load.per_segment or len(arrays.params_L)
+        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
+        # A bucket's boxes at home, of which no device has more than its whole gradient.
+        shared_FS = np.minimum(arrays.params_FS, _bucket_limit(load))
+        bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
+        home, shard = _flying_bytes(arrays, load)
+        return cls(
+            segments_FS=segments_FS,
+            fixed_FS=arrays.held_FS
+            + arrays.params_FS * GRAD_BYTES
+            + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
+            + _temp_FS(arrays, most)
+            + bucket_FS * shard,
+            passing_FS=np.zeros_like(arrays.params_FS),
+            homed_FS=arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home,
+            live_FS=segments_FS * arrays.most_entering_FS + arrays.batch_bytes,
+            handed_FS=arrays.handed_FS + arrays.batch_bytes,
+        )
+
+    @classmethod
+    def _layered(cls, arrays: LayerArrays, load: Load) -> "Fixed":
+        """Where each segment runs all microbatches before the next."""
+        regime = load.regime
+        most = load.per_segment or len(arrays.params_L)
+        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
+        segment_FS = np.minimum(arrays.params_FS, most * arrays.largest_FS)
+        bucket_FS = np.minimum(segment_FS, _bucket_limit(load))
+        bucket_FS = np.maximum(arrays.largest_FS, bucket_FS)
+        home, shard = _flying_bytes(arrays, load)
+        fixed_FS = arrays.held_FS
+        fixed_FS = fixed_FS + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
+        passing_FS = _temp_FS(arrays, most) + bucket_FS * shard
+        passing_FS[:, -1] += arrays.last_bytes
+        if regime.freed:
+            largest_FS = np.minimum(arrays.trained_FS, most * arrays.most_trained_FS)
+            fixed_FS = fixed_FS - arrays.trained_FS
+            passing_FS += PASSES * largest_FS
+        homed_FS = arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home
+        if load.members == 1 and arrays.lanes == 1:  # accumulators are the sums
+            fixed_FS = fixed_FS + arrays.params_FS * GRAD_BYTES
+        else:
+            passing_FS += PASSES * segment_FS * GRAD_BYTES
+            homed_FS = homed_FS + arrays.whole_params_FS * GRAD_BYTES
+        entering_FS = arrays.enter_S[:-1, None]
+        if regime.waits:
+            passing_FS += BORDERS_PASSING * arrays.most_entering_FS
+        elif most == 1:
+            entering_FS = arrays.entering_FS
+        elif load.per_segment is not None:
+            entering_FS = segments_FS * arrays.most_entering_FS
+        return cls(
+            segments_FS=segments_FS,
+            fixed_FS=fixed_FS,
+            passing_FS=passing_FS,
+            homed_FS=homed_FS,
+            live_FS=entering_FS + np.zeros_like(fixed_FS) + arrays.batch_bytes,
+            handed_FS=arrays.handed_FS + arrays.batch_bytes,
+        )
+
+    def bytes_FS(self, asked: Asked) -> Float[np.ndarray, "layers stops"]:
+        """Of a stage, beside what its layers keep."""
+        arrays, held = asked.arrays, asked.held
+        sum_FS = self.fixed_FS + self.homed_FS / asked.state_devices
+        sum_FS += self.passing_FS / asked.sharing
+        sum_FS += held.live * self.live_FS
+        if held.handed:
+            sum_FS += held.handed * self.handed_FS
+        waiting = held.waiting
+        if waiting.left:
+            sum_FS += waiting.left * arrays.enter_S[:-1, None]
+        if waiting.right:
+            sum_FS += waiting.right * arrays.enter_S[None, :]
+        sum_FS += waiting.batch * arrays.batch_bytes
+        return sum_FS
+
+
+def _temp_FS(arrays: LayerArrays, most: int) -> Float[np.ndarray, "layers stops"]:
+    """Alive inside a program of at most so many layers."""
+    waiting = min(most, arrays.waiting_layers)
+    segment_FS = np.minimum(arrays.trained_FS, arrays.most_trained_FS * waiting)
+    early_FS = np.minimum(arrays.early_FS, arrays.most_early_FS * most)
+    temp_FS = segment_FS + early_FS + arrays.working_FS
+    return arrays.temp_factor * temp_FS + arrays.scratch_bytes
