@@ -15,8 +15,11 @@ from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain, Remat
 from hexijax.layers.known import gpt, llama
 from hexijax.plan.plan import Plan, Replica, Schedule, Stage, stage_place
+from hexijax.planner.arrays import LayerArrays
+from hexijax.planner.regime import FREED, LAYERED, WAITING, Regime
 from hexijax.planner.segments import segments
-from hexijax.planner.spans import Asked, Held, LayerArrays, Load, span_tables
+from hexijax.planner.spans import span_tables
+from hexijax.planner.terms import Asked, Held, Load
 from tests.plan.examples import make_chain, make_cluster
 
 LINK = LinkProfile(latency_s=1e-5, bytes_per_s=1e11)
@@ -27,8 +30,7 @@ CHAINS = {
 }
 
 NOT_BY_SPANS = (Schedule.INTERLEAVED, Schedule.LAYERED)
-"""A stage a device holds several of; one that no search tries yet, whose last segment
-runs both ways at once."""
+"""A stage a device holds several of; and one of which a test of its own tells."""
 
 
 def cluster_of(kind: str) -> Cluster:
@@ -200,3 +202,67 @@ def test_seconds_are_those_of_the_programs_and_dots_is_taken_where_it_is_quicker
             if Remat.FULL not in policies:
                 dots = (Remat.DOTS,) * stage.num_layers
                 assert seconds <= stage_s(s, dots) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt"])
+@pytest.mark.parametrize("regime", [LAYERED, FREED, WAITING])
+@settings(max_examples=12)
+@given(data=st.data())
+def test_what_a_regime_lets_fit_is_promised_to_fit(
+    name: str, regime: Regime, data: st.DataObject
+):
+    chain, kind, dtype = CHAINS[name], "h100-80g-sxm", "bfloat16"
+    cluster = CLUSTERS[kind]
+    members, count = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 12))
+    size = data.draw(st.integers(1, 3))
+    num_layers = len(chain.layers)
+    mesh = MeshShape(
+        profile=cluster.device("n0/0").profile, dtype=dtype, usable_memory_bytes=2**40
+    )
+    replica = pipeline(chain, [], count, size, dtype)
+    live = live_microbatches(Schedule.LAYERED, replica)
+
+    def chosen(budget_bytes: int, remat: tuple[Remat, ...]) -> tuple[Remat, ...] | None:
+        load = Load(
+            members=members, moments=2, per_segment=1, remat=remat, regime=regime
+        )
+        asked = Asked(
+            arrays=LayerArrays(chain, mesh, size, remat),
+            state_devices=members,
+            budget_bytes=budget_bytes,
+            held=Held(live=count, waiting=Waiting.of(live, 0)),
+        )
+        (table,) = span_tables(load, [asked])
+        fits = table.seconds(0, num_layers) < 1e9
+        return table.remat(0, num_layers) if fits else None
+
+    def promised(policies: tuple[Remat, ...]) -> int:
+        stage = dataclasses.replace(
+            replica.stages[0],
+            segments=(1,) * num_layers,
+            remat=policies,
+            params=regime.params(num_layers),
+            waits=regime.memory(num_layers),
+        )
+        replicas = tuple(
+            dataclasses.replace(
+                replica, stages=(dataclasses.replace(stage, devices=(f"n0/{r}",)),)
+            )
+            for r in range(members)
+        )
+        plan = Plan(
+            replicas=replicas,
+            batch_size=members * replica.samples,
+            schedule=Schedule.LAYERED,
+        )
+        found = plan_memory(plan, chain, cluster)
+        return max(parts.total_bytes for parts in found.values())
+
+    plain = (Remat.NONE,) * num_layers
+    most = promised(plain)
+    budget = int(data.draw(st.floats(0.5, 1.5)) * most)
+    fits = chosen(budget, tuple(Remat))
+    if fits:
+        assert promised(fits) <= budget
+    # And it refuses nothing that has a quarter to spare.
+    assert chosen(int(1.25 * most) + 2**26, (Remat.NONE,)) == plain
