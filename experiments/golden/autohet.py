@@ -158,7 +158,7 @@ def _fullest(
 
     def fullness(plan: Plan) -> float:
         held = judge.memory_bytes(plan)
-        return sum(held.values()) / usable if judge.fits(held) else 0.0
+        return sum(held.values()) / usable if judge.fits(plan) else 0.0
 
     some = [*_near(made, others, problem)]
     best = max(some, key=fullness)

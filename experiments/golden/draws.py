@@ -51,6 +51,6 @@ def _step_s(layout: Layout, scorer: Scorer, judge: Judge) -> float | None:
         if scored is None:
             return None
         plan = scorer.plan(scored)
-        if judge.fits(judge.memory_bytes(plan)):
+        if judge.fits(plan):
             return judge.step_s(plan)
     return None

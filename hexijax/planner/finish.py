@@ -395,8 +395,10 @@ class Finisher:
                 stored = self._stored(plan)
                 if stored:
                     return again, stored
-            elif self._judge.fits(self._judge.memory_bytes(plan)):
+            elif self._judge.fits(plan):
                 return again, plan
+            elif full := self._judge.full_host(plan):
+                self.reasons.append(full)
         return None
 
     def _stored(self, plan: Plan) -> Plan | None:
@@ -414,9 +416,12 @@ class Finisher:
             if shares is None:
                 return None
             made = dataclasses.replace(plan, state=shares)
-            promised = self._judge.memory_bytes(made)
-            if self._judge.fits(promised):
+            if self._judge.fits(made):
                 return made
+            if full := self._judge.full_host(made):
+                self.reasons.append(full)
+                return None
+            promised = self._judge.memory_bytes(made)
             for name, num_bytes in promised.items():
                 room[name] -= max(0, num_bytes - usable[name]) * SPARE
         return None

@@ -7,9 +7,9 @@ same costs. ``estimate_s`` is a formula, ``step_s`` the simulator's.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
+from hexijax.costs.hosts import full_host
 from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Prediction
@@ -30,6 +30,7 @@ class Judge:
         self._steps_s: dict[Plan, float] = {}
         self._costs: dict[Plan, float] = {}
         self._memory: dict[Plan, dict[str, int]] = {}
+        self._full: dict[Plan, str] = {}
 
     def memory_bytes(self, plan: Plan) -> dict[str, int]:
         """The promised peak of every device the plan names."""
@@ -37,7 +38,13 @@ class Judge:
             parts = self._memory_parts(plan)
             totals = {name: part.total_bytes for name, part in parts.items()}
             self._memory[plan] = totals
+            self._full[plan] = full_host(parts, self.cluster)
         return self._memory[plan]
+
+    def full_host(self, plan: Plan) -> str:
+        """Which host has too little memory for what waits there; empty: none."""
+        self.memory_bytes(plan)
+        return self._full[plan]
 
     def stateless_bytes(self, plan: Plan) -> dict[str, int]:
         """The same without optimizer state."""
@@ -56,11 +63,11 @@ class Judge:
             temps=self.options.temps,
         )
 
-    def fits(self, memory_bytes: Mapping[str, int]) -> bool:
-        """Whether no device is promised more than it can use."""
-        return all(
+    def fits(self, plan: Plan) -> bool:
+        """Whether no device is promised more than it can use, and no host."""
+        return not self.full_host(plan) and all(
             num_bytes <= self.cluster.device(name).usable_memory_bytes
-            for name, num_bytes in memory_bytes.items()
+            for name, num_bytes in self.memory_bytes(plan).items()
         )
 
     def estimate_s(self, plan: Plan) -> float:
@@ -96,8 +103,9 @@ class Judge:
 
     def predicted(self, plan: Plan) -> Plan | None:
         """The plan with its prediction, or None where a device would overflow."""
-        memory_bytes = self.memory_bytes(plan)
-        if not self.fits(memory_bytes):
+        if not self.fits(plan):
             return None
-        prediction = Prediction(step_s=self.step_s(plan), memory_bytes=memory_bytes)
+        prediction = Prediction(
+            step_s=self.step_s(plan), memory_bytes=self.memory_bytes(plan)
+        )
         return dataclasses.replace(plan, prediction=prediction)

@@ -104,10 +104,10 @@ def _most(stage: Stage) -> int | None:
 
 def _cut(stage: Stage, layers: tuple[int, int], remat: tuple[Remat, ...]) -> Stage:
     made = segments(layers[1] - layers[0], _most(stage))
-    return resegmented(stage, made, layers=layers, remat=remat)
+    return dataclasses.replace(resegmented(stage, made), layers=layers, remat=remat)
 
 
-def resegmented(stage: Stage, made: tuple[int, ...], **changes: object) -> Stage:
+def resegmented(stage: Stage, made: tuple[int, ...]) -> Stage:
     """The stage cut anew; what some segment freed or had on the host all do."""
     freed, waits = Params.FREED in stage.params, Memory.HOST in stage.waits
     return dataclasses.replace(
@@ -115,7 +115,6 @@ def resegmented(stage: Stage, made: tuple[int, ...], **changes: object) -> Stage
         segments=made,
         params=(Params.FREED,) * len(made) if freed else (),
         waits=(Memory.HOST,) * len(made) if waits else (),
-        **changes,
     )
 
 

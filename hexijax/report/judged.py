@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from hexijax.costs.hosts import full_host, host_bytes
 from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.plan.serial import report_replicas
@@ -138,9 +139,9 @@ class Judged:
 
     @property
     def fits(self) -> bool:
-        """Whether no device is promised more than it can use."""
+        """Whether no device is promised more than it can use, and no host."""
         cluster = self.problem.cluster
-        return all(
+        return not full_host(self.memory, cluster) and all(
             parts.total_bytes <= cluster.device(name).usable_memory_bytes
             for name, parts in self.memory.items()
         )
@@ -163,6 +164,7 @@ class Judged:
             "memory_bytes_by_device": {
                 name: parts.total_bytes for name, parts in self.memory.items()
             },
+            "host_memory_bytes_by_node": host_bytes(self.memory, self.problem.cluster),
             "unused": list(self.unused),
             "replicas": report_replicas(self.plan),
         }

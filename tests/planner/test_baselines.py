@@ -35,9 +35,8 @@ def make(
     check(plan, chain, cluster)
     assert plan.prediction
     judge = Judge(chain, cluster, OPTIONS)
-    memory_bytes = judge.memory_bytes(plan)
-    assert judge.fits(memory_bytes)
-    assert plan.prediction.memory_bytes == memory_bytes
+    assert judge.fits(plan)
+    assert plan.prediction.memory_bytes == judge.memory_bytes(plan)
     assert plan.prediction.step_s == judge.step_s(plan)
     return plan
 

@@ -105,7 +105,7 @@ class Finals:
             if plan is None:
                 return None
             memory_bytes = self._judge.memory_bytes(plan)
-            if self._judge.fits(memory_bytes):
+            if self._judge.fits(plan):
                 prediction = Prediction(
                     step_s=self._judge.estimate_s(plan), memory_bytes=memory_bytes
                 )

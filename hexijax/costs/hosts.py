@@ -1,0 +1,32 @@
+"""What a plan has wait in each node's host memory, against what the node has.
+
+memory parts by device, cluster -> host_bytes -> node -> bytes
+"""
+
+from collections.abc import Mapping
+
+from hexijax.cluster import Cluster
+from hexijax.costs.memory import MemoryParts
+
+
+def host_bytes(memory: Mapping[str, MemoryParts], cluster: Cluster) -> dict[str, int]:
+    """Of all devices of a node together, where there is something."""
+    found: dict[str, int] = {}
+    for name, parts in memory.items():
+        if parts.host_bytes:
+            node = cluster.device(name).node
+            found[node] = found.get(node, 0) + parts.host_bytes
+    return found
+
+
+def full_host(memory: Mapping[str, MemoryParts], cluster: Cluster) -> str:
+    """Which node's host has too little, with both numbers; empty: none."""
+    for node, num_bytes in host_bytes(memory, cluster).items():
+        has = cluster.node(node).host_memory_bytes
+        if num_bytes > has:
+            return (
+                f"The plan has {num_bytes:,} bytes of activations wait in host memory "
+                f"on {node}, which has {has:,}. Let them wait on the device, or give "
+                "its devices fewer samples."
+            )
+    return ""
