@@ -124,6 +124,8 @@ class PlanCosts:
             WriteBack: lambda i: self.host_copy(i).seconds,
         }
         self._times: dict[tuple[MeshShape, int], tuple[LayerTime, ...]] = {}
+        self.repeats: Mapping[Place, float] = {}
+        """By stage, microbatches that each of a Program's stands for."""
         self.layer_times = functools.cache(self._layer_times)
         self.segment_s = functools.cache(self._segment_s)
         self._part_s = functools.cache(self._segment_part_s)
@@ -318,13 +320,16 @@ class PlanCosts:
     def _replica(self, place: Place) -> Replica:
         return self._plan.replicas[int(place[1:].split(".s")[0])]
 
-    def _forward_s(self, i: Forward) -> float:
+    def microbatches(self, i: Forward | Backward) -> float:
+        """How many an instruction works on, or stands for."""
         first, stop = i.microbatches
-        return self.segment_s(i.place, i.segment, True) * (stop - first)
+        return (stop - first) * self.repeats.get(i.place, 1)
+
+    def _forward_s(self, i: Forward) -> float:
+        return self.segment_s(i.place, i.segment, True) * self.microbatches(i)
 
     def _backward_s(self, i: Backward) -> float:
-        first, stop = i.microbatches
-        return self._part_s(i.place, i.segment, i.part) * (stop - first)
+        return self._part_s(i.place, i.segment, i.part) * self.microbatches(i)
 
     def _send_s(self, i: Send) -> float:
         crossing = self.message(i)

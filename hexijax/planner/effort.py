@@ -5,8 +5,8 @@ number of devices -> Effort ; Plan -> about how many instructions it costs to pl
 
 import dataclasses
 
-from hexijax.plan.plan import Plan
-from hexijax.simulator.cycles import WORTH
+from hexijax.plan.plan import Plan, Schedule
+from hexijax.simulator.cycles import WORTH, passes_repeat
 
 FEW = 4
 """Devices of which every layout is scored."""
@@ -76,7 +76,9 @@ def num_instructions(plan: Plan) -> int:
         stages = replica.stages
         cycle = len(stages) + min(len(stages), 16) + CYCLE
         microbatches = replica.microbatches
-        if microbatches > WORTH * cycle:
+        if plan.schedule is Schedule.LAYERED:
+            microbatches = 1 if passes_repeat(plan) else microbatches
+        elif microbatches > WORTH * cycle:
             microbatches = cycle
         calls = sum(len(stage.segments) for stage in stages)
         played += microbatches * (2 * calls + 4 * len(stages))

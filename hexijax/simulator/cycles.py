@@ -6,7 +6,7 @@ A pipeline has found its cycle when the last microbatches enter every stage of a
 equally far apart, several times in a row; or each as far from the one some before it,
 where a few come in turns. A longer run then is the same as a later
 start: the short plan is played again with all its stages starting later by what is left
-out. Where there is no cycle, where hosts may hold devices up, and where little is left
+out. Under ``layered`` a pass is of a few long microbatches. Where there is no cycle, where hosts may hold devices up, and where little is left
 out, the plan is played in full.
 """
 
@@ -35,6 +35,10 @@ WORTH = 3
 ROUNDS = 3
 """Cycles that must be equal."""
 
+A_PASS = 12
+"""Microbatches that are played for those of a layered pass: a step is said to be up to
+2% longer than it is, since sums find room only between them."""
+
 PERIODS = (1, 2, 3, 4, 6, 12)
 """Microbatches, or rounds of the schedule, after which starts may repeat."""
 
@@ -58,7 +62,9 @@ def by_cycles(
     if sizes and plan.schedule is Schedule.GPIPE:  # it holds all microbatches at once
         return None
     if plan.schedule is Schedule.LAYERED:  # each segment has a cycle of its own
-        return None
+        if events or sizes or not passes_repeat(plan):
+            return None
+        return _by_passes(plan, chain, cluster, costs, rules, groups, whole_leaves)
     apart = [_apart(replica, plan.schedule) for replica in plan.replicas]
     lengths = [
         _length(replica, plan.schedule, n)
@@ -109,6 +115,53 @@ def by_cycles(
     if max(made.host_s.values()) > HOST_ROOM * step_s:
         return None
     return with_memory(made, program, steps, costs, sizes) if sizes else made
+
+
+def passes_repeat(plan: Plan) -> bool:
+    """Whether a layered plan's passes over a segment are microbatches in a row, with
+    nothing between them."""
+    return all(
+        len(replica.stages) == 1 and not replica.stages[0].waits
+        for replica in plan.replicas
+    )
+
+
+def _by_passes(
+    plan: Plan,
+    chain: Chain,
+    cluster: Cluster,
+    costs: PlanCosts,
+    rules: StepRules,
+    groups: Sequence[Group] | None,
+    whole_leaves: bool,
+) -> Timeline | None:
+    """A step of which each pass is a few long microbatches, that stand for all.
+
+    Sums and joins find room between them, as between the many.
+    """
+    counts = [min(replica.microbatches, A_PASS) for replica in plan.replicas]
+    short = _short(plan, counts)
+    if _work(plan) < WORTH * _work(short):
+        return None
+    costs.repeats = {
+        stage_place(r, 0): replica.microbatches / n
+        for r, (replica, n) in enumerate(zip(plan.replicas, counts, strict=True))
+    }
+    program = lower(
+        short,
+        chain,
+        rules=rules,
+        costs=costs,
+        whole_leaves=whole_leaves,
+        marked=False,
+        checked=False,
+        groups=groups,
+    )
+    steps = Steps(tasks(program, costs, cluster))
+    costs.repeats = {}
+    step_s = steps.until_they_repeat()
+    made = account(steps, step_s, devices(program, plan, costs), events=False)
+    return None if max(made.host_s.values()) > HOST_ROOM * step_s else made
 
 
 def _apart(replica: Replica, schedule: Schedule) -> int:

@@ -40,7 +40,7 @@ class Steps:
         self._compiled = self._compile()
         self.hosts = self.queues.hosts
         self._host_s = [0.0] * len(self.hosts)
-        calls = dict.fromkeys(self.hosts, 0)
+        calls = dict.fromkeys(self.hosts, 0.0)
         for use, times in uses.items():
             for host, count in use.hosts:
                 calls[host] += count * times

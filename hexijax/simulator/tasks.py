@@ -56,7 +56,7 @@ class What(enum.StrEnum):
 
 CROSSING = (Kind.ACT, Kind.COT)
 
-Hosts = tuple[tuple[str, int], ...]
+Hosts = tuple[tuple[str, float], ...]
 """Islands whose host dispatches a call, and how many such calls it makes."""
 
 
@@ -222,18 +222,21 @@ class _Writer:
         self, i: ops.Forward | ops.Backward, pair: ops.Backward | None = None
     ) -> Use:
         """What a segment's every run is, alone or with its backward."""
-        first, stop = i.microbatches
+        count = self._costs.microbatches(i)
         part = i.part if isinstance(i, ops.Backward) else pair is None
-        key = (i.place, i.segment, stop - first, part)
+        key = (i.place, i.segment, count, part)
         run = self._runs.get(key)
         if run is None:
             what = What.BACKWARD if isinstance(i, ops.Backward) else What.FORWARD
             seconds = self._costs.duration_s(i)
             if pair is not None:
                 what = What.BOTH
-                seconds += self._costs.duration_s(pair) - CALL_S
+                seconds += self._costs.duration_s(pair) - CALL_S * count
             devices = self._costs.devices(i.place)
-            run = Use(what, seconds, devices, hosts=self._hosts(i.place))
+            first, stop = i.microbatches
+            calls = count / (stop - first)
+            hosts = tuple((host, n * calls) for host, n in self._hosts(i.place))
+            run = Use(what, seconds, devices, hosts=hosts)
             self._runs[key] = run
         return run
 

@@ -110,7 +110,7 @@ def tight(small_gib: float) -> Cluster:
 
 
 def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
-    """The fast card computes all of it, the slow one stores what it has no room for."""
+    """The fast card computes most of it, the slow one stores what it has no room for."""
     chain = make_chain(8, width=2048, rows=64, block_flops=1e11)
     cluster = tight(0.5)
     even, uneven = (
@@ -122,11 +122,13 @@ def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
         assert parse(render(plan, chain)) == plan
     assert not any(share.shares for share in even.state)
     (share,) = uneven.state[1:]
-    assert share.shares["n0/1"] > share.shares[stage_place(0, 0)]
-    assert [s.devices for _, s in uneven.stages()] == [("n0/0",)]
+    fast, slow = uneven.replicas
+    assert (fast.stages[0].devices, slow.stages[0].devices) == (("n0/0",), ("n0/1",))
+    assert fast.samples > 3 * slow.samples
+    assert share.shares == {stage_place(1, 0): share.shares[stage_place(1, 0)]}
     assert uneven.prediction is not None
     assert even.prediction is not None
-    assert uneven.prediction.step_s < 0.8 * even.prediction.step_s
+    assert uneven.prediction.step_s < 0.85 * even.prediction.step_s
 
 
 def test_what_fits_nowhere_is_refused_with_numbers():
