@@ -6,8 +6,9 @@ A pipeline has found its cycle when the last microbatches enter every stage of a
 equally far apart, several times in a row; or each as far from the one some before it,
 where a few come in turns. A longer run then is the same as a later
 start: the short plan is played again with all its stages starting later by what is left
-out. Under ``layered`` a pass is of a few long microbatches. Where there is no cycle, where hosts may hold devices up, and where little is left
-out, the plan is played in full.
+out. Under ``layered`` a pass is of a few long microbatches. Where there is no cycle,
+where hosts may hold devices up, and where little is left out, the plan is played in
+full.
 """
 
 import dataclasses

@@ -110,7 +110,7 @@ def tight(small_gib: float) -> Cluster:
 
 
 def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
-    """The fast card computes most of it, the slow one stores what it has no room for."""
+    """The fast card computes most of it, the slow one stores the state of both."""
     chain = make_chain(8, width=2048, rows=64, block_flops=1e11)
     cluster = tight(0.5)
     even, uneven = (
