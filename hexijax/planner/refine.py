@@ -8,11 +8,14 @@ layer, another microbatch size, a few samples from the replica that ends last.
 
 import dataclasses
 from collections.abc import Iterator
+from typing import TypeVar
 
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import segments
+
+Choice = TypeVar("Choice", Params, Memory)
 
 
 def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
@@ -109,12 +112,16 @@ def _cut(stage: Stage, layers: tuple[int, int], remat: tuple[Remat, ...]) -> Sta
 
 def resegmented(stage: Stage, made: tuple[int, ...]) -> Stage:
     """The stage cut anew; what some segment freed or had on the host all do."""
-    freed, waits = Params.FREED in stage.params, Memory.HOST in stage.waits
+
+    def every(found: tuple[Choice, ...], *wanted: Choice) -> tuple[Choice, ...]:
+        return next(((each,) * len(made) for each in wanted if each in found), ())
+
     return dataclasses.replace(
         stage,
         segments=made,
-        params=(Params.FREED,) * len(made) if freed else (),
-        waits=(Memory.HOST,) * len(made) if waits else (),
+        params=every(stage.params, Params.FREED, Params.STREAMED),
+        waits=every(stage.waits, Memory.HOST),
+        residuals=every(stage.residuals, Memory.HOST),
     )
 
 
