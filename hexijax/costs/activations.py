@@ -35,6 +35,11 @@ BORDERS_PASSING = 8
 cotangents, what was just made or has come, and what is used too soon to travel."""
 
 
+RESIDUALS_PASSING = 5
+"""Of the largest segment whose residuals wait in host memory: two slots, what was just
+made, and what is used too soon to travel."""
+
+
 def live_microbatches(schedule: Schedule, replica: Replica) -> list[int]:
     """For each stage, the most microbatches between their forward and their backward.
 
@@ -137,7 +142,7 @@ def stage_activations(
     )
     batch = batch_bytes(chain, start, stop, samples)
     flying = BORDERS_IN_FLIGHT * (edges + batch)
-    kept = borders = passing = 0
+    kept = borders = passing = away = 0
     inside: list[int] = []
     for g in reversed(range(len(stage.segments))):
         first, past = stage.segment_layers(g)
@@ -149,8 +154,13 @@ def stage_activations(
         # What later segments kept of this microbatch is gone by then.
         gone = kept * live if within.layered else kept
         inside.append(within_bytes(chain, within, stage, samples, g) - gone)
-        if not (within.joined and g == last):
-            kept += segment_kept_bytes(chain, layers, first, past, stage, samples)
+        if within.joined and g == last:
+            continue
+        here = segment_kept_bytes(chain, layers, first, past, stage, samples)
+        if stage.keeps_on_host(g):
+            away = max(away, RESIDUALS_PASSING * here)
+        else:
+            kept += here
     one = kept + borders + batch
     if all_live and not handed and not within.layered:
         firsts = [stage.segment_layers(g)[0] for g in range(len(stage.segments))]
@@ -167,7 +177,7 @@ def stage_activations(
     depth = live * one + handed * (late + batch)
     if stage.waits_on_host(0):  # so do cotangents that come to the last border
         passing = max(passing, BORDERS_PASSING * edges)
-    return depth + flying + passing, max(0, *inside)
+    return depth + flying + passing + away, max(0, *inside)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import enter_bytes, is_joined
+from hexijax.costs.activations import enter_bytes, is_joined, segment_kept_bytes
 from hexijax.costs.borders import OURS, Border, Carriage, border
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
 from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import GRAD_BYTES, MOMENTS, STATE_BYTES, alike
+from hexijax.costs.memory import (
+    GRAD_BYTES,
+    MOMENTS,
+    STATE_BYTES,
+    alike,
+    shard_size,
+    stage_within,
+)
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
@@ -132,6 +139,7 @@ class PlanCosts:
         self.border = functools.cache(self._border)
         self.exchange = functools.cache(self._exchange)
         self._site = functools.cache(self._make_site)
+        self._host_load = functools.cache(self._make_host_load)
 
     @functools.cached_property
     def groups(self) -> Mapping[str, Group]:
@@ -198,22 +206,43 @@ class PlanCosts:
         return crossing
 
     def host_copy(self, instruction: Prefetch | WriteBack) -> Load:
-        """A border's way to host memory or back: each device has ways of its own."""
-        place, layer = instruction.buffer.place, int(instruction.buffer.subject[1:])
-        stage = self._stages[place]
-        samples = self._replica(place).microbatch_size // stage.lanes
-        num_bytes = enter_bytes(self._chain, layer, stage.dtype, samples)
-        end = "in" if isinstance(instruction, Prefetch) else "out"
+        """A buffer's way to host memory or back: each device has ways of its own."""
+        buffer = instruction.buffer
+        return self._host_load(
+            buffer.kind, buffer.place, buffer.subject, isinstance(instruction, Prefetch)
+        )
+
+    def _make_host_load(
+        self, kind: Kind, place: Place, subject: str, comes: bool
+    ) -> Load:
+        num_bytes = self._moved_bytes(kind, place, subject)
+        devices, end = self.devices(place), "in" if comes else "out"
         each_s = tuple(
             num_bytes / self._cluster.device(name).host_link_bytes_per_s
-            for name in stage.devices
+            for name in devices
         )
         return Load(
             seconds=max(each_s),
-            ways=tuple(f"{name} host {end}" for name in stage.devices),
+            ways=tuple(f"{name} host {end}" for name in devices),
             holds_s=each_s,
             num_bytes=(num_bytes,) * len(each_s),
         )
+
+    def _moved_bytes(self, kind: Kind, place: Place, subject: str) -> int:
+        """Of a buffer that waits or rests on the host, for each device."""
+        stage = self._stages[place]
+        if kind is Kind.PARAM:
+            shard = shard_size(self.groups[subject], stage.tensor)
+            return ITEM_BYTES[stage.dtype] * shard
+        samples = self._replica(place).microbatch_size // stage.lanes
+        if kind is Kind.RES:
+            s = int(place.split(".s")[1])
+            of = self._plan, self._chain, self._cluster, self._replica(place), s
+            span = stage.segment_layers(int(subject.removeprefix("g")))
+            layers = stage_within(*of).layers
+            return segment_kept_bytes(self._chain, layers, *span, stage, samples)
+        layer = int(subject.removeprefix("L"))
+        return enter_bytes(self._chain, layer, stage.dtype, samples)
 
     def border_s(self, source: Place, target: Place, layer: int) -> float:
         """One microbatch's activations across the border before a layer."""

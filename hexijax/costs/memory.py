@@ -22,6 +22,7 @@ from hexijax.costs.activations import (
     held_bytes,
     is_joined,
     live_microbatches,
+    segment_kept_bytes,
     stage_activations,
     waiting_bytes,
 )
@@ -57,7 +58,7 @@ class MemoryParts:
     """Parameters in the compute dtype."""
 
     passes_bytes: int = 0
-    """Parameters that are freed after each pass: of one pass and the next."""
+    """Parameters that are there for a pass: of one pass and the next."""
 
     grads_bytes: int = 0
     """Gradient accumulators of this device's lane."""
@@ -80,7 +81,7 @@ class MemoryParts:
     home here though no stage of this device uses them."""
 
     host_bytes: int = 0
-    """Of the host, pinned: borders that wait there. No part of the device's peak."""
+    """Of the host, pinned: what waits and rests there. No part of the device's peak."""
 
     @classmethod
     def _on_device(cls) -> list[str]:
@@ -215,7 +216,9 @@ def stage_parts(
         grads_bytes=held.grads,
         activations_bytes=kept,
         transient_bytes=transient,
-        host_bytes=replica.microbatches * waiting_on_host(chain, stage, samples),
+        host_bytes=replica.microbatches * waiting_on_host(chain, stage, samples)
+        + live * residuals_on_host(chain, within, stage, samples)
+        + resting_bytes(chain, stage),
     )
 
 
@@ -231,21 +234,46 @@ def waiting_on_host(chain: Chain, stage: Stage, samples: int) -> int:
     return sum(enter_bytes(chain, x, stage.dtype, samples) for x in layers)
 
 
+def residuals_on_host(chain: Chain, within: Within, stage: Stage, samples: int) -> int:
+    """Of one microbatch."""
+    return sum(
+        segment_kept_bytes(
+            chain, within.layers, *stage.segment_layers(g), stage, samples
+        )
+        for g in range(len(stage.segments))
+        if stage.keeps_on_host(g)
+    )
+
+
+def resting_bytes(chain: Chain, stage: Stage) -> int:
+    """Streamed parameters: those that are there, and their next version."""
+    held = [
+        held_bytes(chain, stage.segment_layers(g), stage.tensor, stage.dtype)
+        for g in range(len(stage.segments))
+        if stage.streams(g)
+    ]
+    return sum(each.trained for each in held)
+
+
 def params_bytes(chain: Chain, stage: Stage, every: int) -> tuple[int, int]:
     """What a stage has all step, of ``every`` byte of its parameters, and for passes:
     of each as much as its pieces are before they are joined, or the next pass's.
 
-    What a kept segment shares with a freed one is counted as freed, too.
+    What a kept segment shares with a freed or streamed one is counted as that, too.
     """
     if not stage.params:
         return every, 0
     of = stage.tensor, stage.dtype
     spans = [stage.segment_layers(g) for g in range(len(stage.segments))]
     held = [held_bytes(chain, span, *of) for span in spans]
+    passing = [stage.frees(g) or stage.streams(g) for g in range(len(held))]
     kept = sum(
-        each.handed - each.trained * stage.frees(g) for g, each in enumerate(held)
+        each.handed - each.trained * passes
+        for each, passes in zip(held, passing, strict=True)
     )
-    largest = max(each.trained for g, each in enumerate(held) if stage.frees(g))
+    largest = max(
+        each.trained for each, passes in zip(held, passing, strict=True) if passes
+    )
     return min(kept, every), PASSES * largest
 
 

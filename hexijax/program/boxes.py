@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hexijax.layers.chain import Chain, Group, Leaf
-from hexijax.plan.plan import Place, Plan, PlanError
+from hexijax.plan.plan import Params, Place, Plan, PlanError, Stage
 
 Box = tuple[tuple[int, int], ...]
 Tiling = Mapping[Place, Mapping[str, Box]]
@@ -43,26 +43,26 @@ def users(plan: Plan, group: Group) -> tuple[Place, ...]:
     return tuple(_devices(plan, group))
 
 
-def keepers(plan: Plan, group: Group) -> tuple[Place, ...]:
-    """Those of them that keep its parameters: one of their segments does.
+def residence(plan: Plan, group: Group) -> dict[Place, Params]:
+    """How long each of them has its parameters: as the segment that asks for most.
 
     What does not train is kept by all: it never changes.
     """
-    if not group.trainable:
-        return users(plan, group)
-    return tuple(
-        place
-        for place, stage in plan.stages()
-        if _reads(stage.layers, group.layers)
-        and (
-            not stage.params
-            or any(
-                _reads(stage.segment_layers(g), group.layers)
-                for g in range(len(stage.segments))
-                if not stage.frees(g)
-            )
-        )
-    )
+    return {place: _residence(plan.stage(place), group) for place in users(plan, group)}
+
+
+def _residence(stage: Stage, group: Group) -> Params:
+    if not stage.params or not group.trainable:
+        return Params.KEPT
+    asked = {
+        each
+        for g, each in enumerate(stage.params)
+        if _reads(stage.segment_layers(g), group.layers)
+    }
+    return next(each for each in _MOST_FIRST if each in asked)
+
+
+_MOST_FIRST = (Params.KEPT, Params.STREAMED, Params.FREED)
 
 
 def used_as_it_is(plan: Plan, chain: Chain, group: Group) -> bool:

@@ -8,9 +8,9 @@ the clock says that their inputs have arrived: earlier, they would hold up compu
 the target that could run meanwhile. Of a place's buckets ``IN_FLIGHT`` are on their way
 at once: while one travels the next is made ready, and memory is bounded. A Load stands
 one microbatch ahead of its use, so that its copy runs beside the compute of the
-microbatch before. A Gather of a stream, for a pass, stands where the pass before
-begins and travels beside it. Where times tie, moves go before compute, backwards before
-forwards, updates last, and early layers first.
+microbatch before. A Gather or Prefetch of a stream, for a pass, stands where the pass
+before begins and travels beside it. Where times tie, moves go before compute, backwards
+before forwards, updates last, and early layers first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,11 +28,13 @@ from hexijax.program.program import (
     Join,
     Load,
     Part,
+    Prefetch,
     Recv,
     Reduce,
     Send,
     Sum,
     Update,
+    WriteBack,
 )
 
 RANKS: dict[type[Instruction], int] = {
@@ -44,6 +46,8 @@ RANKS: dict[type[Instruction], int] = {
             Reduce,
             Sum,
             Agree,
+            Prefetch,
+            WriteBack,
             Gather,
             Join,
             Backward,
@@ -178,6 +182,10 @@ def _devices(
             return tuple(f"way {place}" for place in dict.fromkeys((*members, *homes)))
         case Gather(place=place):
             return (f"way {place}",)
+        case Prefetch(buffer=buffer):
+            return (f"host in {buffer.place}",)
+        case WriteBack(buffer=buffer):
+            return (f"host out {buffer.place}",)
         case _:
             return ()
 
@@ -232,11 +240,11 @@ class _Ahead:
         """By the job that follows it."""
         start = 0
         for stream in streams:
-            jobs = [instr for instr in stream if not isinstance(instr, Gather)]
+            jobs = [i for i in stream if not isinstance(i, Gather | Prefetch)]
             self.streams.append(jobs)
             at = start
             for instr in stream:
-                if not isinstance(instr, Gather):
+                if not isinstance(instr, Gather | Prefetch):
                     at += 1
                     continue
                 self.travel.append(instr)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Memory, Params, Plan, UpdateOrder
+from hexijax.plan.plan import Memory, Plan, UpdateOrder
 from hexijax.program.check import check
 from hexijax.program.compute import compute
 from hexijax.program.free import free
@@ -77,10 +77,7 @@ def lower(
 
 def _refuse(plan: Plan) -> None:
     """Parts of a plan that no Program does yet."""
-    stages = [stage for _, stage in plan.stages()]
     for what, asked in (
-        ("'params streamed'", any(Params.STREAMED in s.params for s in stages)),
-        ("'residuals host'", any(s.residuals for s in stages)),
         ("'memory host' of the state", any(s.memory is HOST for s in plan.state)),
         ("'order priority'", plan.order is UpdateOrder.PRIORITY),
     ):

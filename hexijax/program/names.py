@@ -38,6 +38,20 @@ def is_freed(buffer: Buffer) -> bool:
     return param and buffer.microbatch is not None
 
 
+def on_host(buffer: Buffer) -> Buffer:
+    """The copy in host memory that a buffer is written back to, or comes from.
+
+    Parameters of every pass come from the same.
+    """
+    count = None if buffer.kind is Kind.PARAM else buffer.microbatch
+    return buffer._replace(memory=Memory.HOST, microbatch=count)
+
+
+def pool(buffer: Buffer) -> str:
+    """Whose slots a buffer takes that comes from the host."""
+    return f"{buffer.place} {buffer.kind}"
+
+
 def is_slice(buffer: Buffer) -> bool:
     """Whether a Param is a home's boxes, on their way to where they are used."""
     return buffer.kind is Kind.PARAM and buffer.subject.startswith("slice ")

@@ -1,14 +1,16 @@
 """Pass 4: freed parameters come before each pass over their segment and go after it.
 
-    streams, buckets -> streams with Gathers and Joins of what their stage frees
+    streams, buckets -> streams with Gathers and Joins of what their stage frees, and
+    Prefetches of what it streams
 
 A pass is a run of a stream's instructions of one segment with nothing between: the
 forwards of all microbatches under ``layered``, one microbatch's under the others. Its
 parameters are a value of their own, counted by the place's passes.
 
-They are read where their state lives. A Gather stands before the first computation of
-the run before, a Join right before its own: while one pass computes the next one's
-parameters travel, and no third one's are there.
+Freed ones are read where their state lives, streamed ones where they rest in the host's
+memory. A Gather or Prefetch stands before the first computation of the run before, a
+Join right before its own: while one pass computes the next one's parameters travel, and
+no third one's are there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ from hexijax.program.program import (
     Kind,
     Read,
 )
+from hexijax.program.waiting import prefetch
 
 Stream = tuple[Instruction, ...]
 
@@ -86,9 +89,14 @@ def _made(
     for instr in run:
         reads = [Read(mine.get(r.buffer, r.buffer), r.dies) for r in instr.reads]
         object.__setattr__(instr, "reads", tuple(reads))  # nobody else holds it yet
+    streamed = [g for g in needed if place in g.streamers]
+    freed_ones = [g for g in needed if place not in g.streamers]
     return (
-        [_gather(place, g, number) for g in needed],
-        [_join(place, g, number) for g in needed],
+        [
+            *(prefetch(param(place, g, number)) for g in streamed),
+            *(_gather(place, g, number) for g in freed_ones),
+        ],
+        [_join(place, g, number) for g in freed_ones],
         [*run],
     )
 

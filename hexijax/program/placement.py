@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Place, Plan, stage_place
+from hexijax.plan.plan import Params, Place, Plan, stage_place
 from hexijax.program import names
-from hexijax.program.boxes import holders, keepers, used_as_it_is, users
+from hexijax.program.boxes import holders, residence, used_as_it_is
 from hexijax.program.buckets import buckets
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
@@ -28,6 +28,7 @@ from hexijax.program.program import (
     Reduce,
     Sum,
     Update,
+    WriteBack,
 )
 
 
@@ -65,11 +66,23 @@ class GroupPlaces:
     keepers: tuple[Place, ...]
     """Users that have the parameters all step; others have them for a pass."""
 
+    streamers: tuple[Place, ...] = ()
+    """Of those, the ones that get them from a copy of their own in host memory."""
+
     trainable: bool = True
     """Whether it is reduced, updated and gathered; else it is gathered once."""
 
     memory: Memory = Memory.DEVICE
     """Where its homes hold the state."""
+
+    @property
+    def gathers(self) -> tuple[Place, ...]:
+        """Users that get new parameters once a step."""
+        return tuple(
+            user
+            for user in self.users
+            if user in self.keepers or user in self.streamers
+        )
 
 
 def group_places(
@@ -83,13 +96,15 @@ def group_places(
 
     def places(group: Group) -> GroupPlaces:
         homes = holders(plan, chain, group, whole_leaves=whole_leaves)
+        has = residence(plan, group)
         return GroupPlaces(
             group=group.name,
-            users=users(plan, group),
+            users=tuple(has),
             homes=homes,
             trainable=group.trainable,
             memory=state_memory(plan, chain, group),
-            keepers=keepers(plan, group),
+            keepers=tuple(x for x, stays in has.items() if stays is Params.KEPT),
+            streamers=tuple(x for x, stays in has.items() if stays is Params.STREAMED),
         )
 
     groups = buckets(plan, chain) if groups is None else groups
@@ -114,8 +129,9 @@ def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
     made: list[Instruction] = []
     for g in groups:
         state = [names.state(home, g.group, memory=g.memory) for home in g.homes]
-        made += [_gather(g, user, state) for user in g.keepers]
-        made += [_join(g.group, user) for user in g.keepers]
+        made += [_gather(g, user, state) for user in g.gathers]
+        made += [_join(g.group, user) for user in g.gathers]
+        made += [_rest(g.group, user) for user in g.streamers]
     return made
 
 
@@ -214,8 +230,9 @@ def sync(
         result += [_sum(g.group, home) for home in g.homes]
         result += [_update(g, home, rules) for home in g.homes]
         slices = [names.param_slice(home, g.group) for home in g.homes]
-        result += [_gather(g, user, slices) for user in g.keepers]
-        result += [_join(g.group, user, step=1) for user in g.keepers]
+        result += [_gather(g, user, slices) for user in g.gathers]
+        result += [_join(g.group, user, step=1) for user in g.gathers]
+        result += [_rest(g.group, user, step=1) for user in g.streamers]
     homes = dict.fromkeys(home for g in groups for home in g.homes)
     members = (*homes, HOST) if rules.update_waits else (HOST,)
     norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
@@ -257,7 +274,7 @@ def _update(g: GroupPlaces, home: Place, rules: StepRules) -> Update:
     if rules.update_waits:
         reads.append(names.agreed(home, "norm"))
     writes = [names.state(home, group, step=1)]
-    if g.keepers:
+    if g.gathers:
         writes.append(names.param_slice(home, group))
     return Update(
         reads=_reads(reads),
@@ -283,6 +300,17 @@ def _join(group: str, user: Place, step: int = 0) -> Join:
         writes=(names.param(user, group, step=step),),
         group=group,
         place=user,
+    )
+
+
+def _rest(group: str, user: Place, step: int = 0) -> WriteBack:
+    """Parameters to where they rest between passes."""
+    made = names.param(user, group, step=step)
+    return WriteBack(
+        reads=(Read(made, True),),
+        writes=(names.on_host(made),),
+        buffer=made,
+        pool=names.pool(made),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pass 6: border activations and cotangents wait in host memory for their next turn.
+"""Pass 6: activations, cotangents and residuals wait in host memory for their turn.
 
     order of dispatch -> the same with WriteBacks and Prefetches, and their pools
 
@@ -6,7 +6,8 @@ Between a segment and the next one of its stage lie, under ``layered``, those of
 microbatches; so do those that a stage gets from one that is faster or runs before it.
 Where the stage says that they wait on the host, each leaves the device behind the
 instruction that brought or used it, and comes back one turn of its devices before the
-next one, so that it travels while that one computes. What is used soon stays.
+next one, so that it travels while that one computes. What is used soon stays. What a
+forward keeps for its backward goes the same way.
 
 What does not change is written once: an activation's copy serves its forward and its
 backward.
@@ -16,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from hexijax.plan.plan import Memory, Place, Plan, Stage
+from hexijax.plan.plan import Place, Plan, Stage
+from hexijax.program import names
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import (
     Backward,
@@ -40,14 +42,16 @@ NEAR = 2
 
 def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
     """The order with its copies, and of each pool its name and slots."""
-    stages = {place: stage for place, stage in plan.stages() if stage.waits}
+    stages = {
+        place: stage for place, stage in plan.stages() if stage.waits or stage.residuals
+    }
     if not stages:
-        return order, ()
+        return order, pools(order)
     turns, uses = _uses(plan, order, stages)
     away: dict[int, list[Instruction]] = {}
     back: dict[int, list[Instruction]] = {}
     for buffer, used in uses.items():
-        pool, is_away = f"{buffer.place} {buffer.kind}", False
+        is_away = False
         at = turns[plan.stage(buffer.place).devices]
         for last, following in pairwise(used):
             if following.turn - last.turn <= NEAR:
@@ -56,13 +60,13 @@ def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
             if start <= last.position:
                 continue
             if not is_away:
-                away.setdefault(last.position, []).append(_write_back(buffer, pool))
+                away.setdefault(last.position, []).append(_write_back(buffer))
                 is_away = True
-            back.setdefault(start, []).append(_prefetch(buffer, pool))
+            back.setdefault(start, []).append(prefetch(buffer))
     made: list[Instruction] = []
     for position, instr in enumerate(order):
         made += (*back.get(position, ()), instr, *away.get(position, ()))
-    return tuple(made), _pools(made)
+    return tuple(made), pools(made)
 
 
 class _Use(NamedTuple):
@@ -114,7 +118,9 @@ def _uses(
 
 
 def _waits(buffer: Buffer, stage: Stage) -> bool:
-    """Whether a border of a stage is one at which activations wait."""
+    """Whether a stage lets a border's activations, or a segment's residuals, wait."""
+    if buffer.kind is Kind.RES and not names.is_handed(buffer):
+        return stage.keeps_on_host(int(buffer.subject.removeprefix("g")))
     if buffer.kind is not Kind.ACT and buffer.kind is not Kind.COT:
         return False
     layer = int(buffer.subject.removeprefix("L"))
@@ -124,8 +130,10 @@ def _waits(buffer: Buffer, stage: Stage) -> bool:
     )
 
 
-def _pools(order: Sequence[Instruction]) -> Pools:
+def pools(order: Sequence[Instruction]) -> Pools:
     """Of what a Prefetch brings until its last reader, the most at once, by pool."""
+    if not any(isinstance(instr, Prefetch) for instr in order):
+        return ()
     spans: dict[str, list[tuple[int, int]]] = {}
     last: dict[Buffer, int] = {}
     for position in reversed(range(len(order))):
@@ -147,17 +155,20 @@ def _most(spans: Iterable[tuple[int, int]]) -> int:
     return most
 
 
-def _write_back(buffer: Buffer, pool: str) -> WriteBack:
+def _write_back(buffer: Buffer) -> WriteBack:
     return WriteBack(
-        reads=(Read(buffer),), writes=(_on_host(buffer),), buffer=buffer, pool=pool
+        reads=(Read(buffer),),
+        writes=(names.on_host(buffer),),
+        buffer=buffer,
+        pool=names.pool(buffer),
     )
 
 
-def _prefetch(buffer: Buffer, pool: str) -> Prefetch:
+def prefetch(buffer: Buffer) -> Prefetch:
+    """A buffer from its copy on the host."""
     return Prefetch(
-        reads=(Read(_on_host(buffer)),), writes=(buffer,), buffer=buffer, pool=pool
+        reads=(Read(names.on_host(buffer)),),
+        writes=(buffer,),
+        buffer=buffer,
+        pool=names.pool(buffer),
     )
-
-
-def _on_host(buffer: Buffer) -> Buffer:
-    return buffer._replace(memory=Memory.HOST)

@@ -44,6 +44,7 @@ from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.layout import DEVICE, PINNED_HOST
 from hexijax.runtime.lowering import Compiled
+from hexijax.runtime.memories import check_memory
 
 Slots = list[Any]
 Action = Callable[[Slots], None]
@@ -84,7 +85,7 @@ class Executor:
             place_segment: compiled.segment.groups
             for place_segment, compiled in parts.segments.items()
         }
-        self.prologue = [self._action(i) for i in program.prologue]
+        self.prologue = [self._at_rest(i) for i in program.prologue]
         self.body = self._body(program)
         self._program = program
         self.drain = [self._action(i) for i in program.drain]
@@ -94,8 +95,14 @@ class Executor:
         self._turn = [(self._slot[b], self._at(b._replace(step=0))) for b in ahead]
 
     def run_prologue(self) -> None:
-        """Parameters from state; call once state is in its slots."""
+        """Parameters from state; call once state is in its slots.
+
+        Raises:
+          UserError: something is not in the memory that the Program says.
+        """
         self._run(self.prologue)
+        for buffer in self.live():
+            check_memory(buffer, self.get(buffer))
 
     def run_body(self) -> dict[Buffer, Any]:
         """One step; returns the scalars it left behind, but for what the next reads."""
@@ -217,6 +224,20 @@ class Executor:
             case _:
                 raise AssertionError(instruction)
         return self._then_forget(action, instruction)
+
+    def _at_rest(self, instruction: Instruction) -> Action:
+        """What goes to the host has left the device before more comes: there may be
+        no room for all."""
+        action = self._action(instruction)
+        if not isinstance(instruction, WriteBack):
+            return action
+        target = self._at(instruction.writes[0])
+
+        def at_rest(slots: Slots) -> None:
+            action(slots)
+            jax.block_until_ready(slots[target])
+
+        return at_rest
 
     def _then_forget(self, action: Action, instruction: Instruction) -> Action:
         dead = [self._at(read.buffer) for read in instruction.reads if read.dies]

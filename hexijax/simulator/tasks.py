@@ -166,6 +166,8 @@ class _Writer:
         self._made: dict[Buffer, int] = {}
         self._carried: list[tuple[int, Buffer]] = []
         self._has: set[Buffer] = set()
+        self._back: set[Buffer] = set()
+        """Residuals that have been on the host."""
         self._last_back: dict[str, int] = {}
         """By replica, its backward dispatched last."""
         self._held_back: list[tuple[int, Place]] = []
@@ -198,7 +200,7 @@ class _Writer:
     def finished(self) -> list[Task]:
         """All tasks; what a step reads of the one before is known now."""
         next_step = {
-            (b.kind, b.place, b.subject): task
+            (b.kind, b.place, b.subject, b.memory): task
             for b, task in self._made.items()
             if b.step == 1
         }
@@ -208,7 +210,9 @@ class _Writer:
             if last is not None:
                 before[task] = [(last, self._skips_s.get(place, 0.0))]
         for task, buffer in self._carried:
-            maker = next_step.get((buffer.kind, buffer.place, buffer.subject))
+            maker = next_step.get(
+                (buffer.kind, buffer.place, buffer.subject, buffer.memory)
+            )
             if maker is not None:
                 skip_s = self._skips_s.get(buffer.place, 0.0)
                 before.setdefault(task, []).append((maker, skip_s))
@@ -289,6 +293,8 @@ class _Writer:
                 maker = self._made.get(buffer)
                 if maker is not None:
                     after.append(maker)
+            elif kind is Kind.RES and buffer in self._back:
+                after.append(self._made[buffer])
             elif kind is Kind.PARAM and buffer not in self._has:
                 self._has.add(buffer)
                 if names.is_freed(buffer):
@@ -336,16 +342,16 @@ class _Writer:
 
     def _host_copy(self, i: ops.Prefetch | ops.WriteBack) -> None:
         """Behind what its devices were given to do before, beside what comes after."""
-        if i.buffer.kind not in CROSSING:
-            raise UserError(
-                f"{type(i).__name__} of {i.buffer} is not simulated by this version: "
-                "only activations and their cotangents wait in host memory. Keep "
-                "parameters, residuals and state on the device."
-            )
         place = i.buffer.place
         load, devices = self._costs.host_copy(i), self._costs.devices(place)
         use = Use(What.MOVE, load.seconds, (), load, self._hosts(place), devices)
-        self._made[i.writes[0]] = self._add(use, i, (self._made[i.reads[0].buffer],))
+        read = i.reads[0].buffer
+        if read not in self._made:  # it rests there since the step before
+            self._carried.append((len(self._tasks), read))
+        after = (self._made[read],) if read in self._made else ()
+        self._made[i.writes[0]] = self._add(use, i, after)
+        if i.buffer.kind is Kind.RES:
+            self._back.add(i.buffer)
 
     # Sums and new parameters
 

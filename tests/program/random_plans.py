@@ -4,10 +4,20 @@ Made from a seed inside the test: the type checks of our dataclasses draw random
 of their own, which hypothesis forbids in its strategies.
 """
 
+import dataclasses
 import random
 
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Place, Plan, Schedule, Stage, StateShare, stage_place
+from hexijax.plan.plan import (
+    Memory,
+    Params,
+    Place,
+    Plan,
+    Schedule,
+    Stage,
+    StateShare,
+    stage_place,
+)
 from hexijax.program.lower import StepRules
 from tests.program.examples import make_chain, make_plan, make_stages
 
@@ -30,8 +40,29 @@ def random_plan(
         for prefix in "abc"[: rng.randint(1, 3)]
     ]
     plan = make_plan(*replicas, schedule=schedule, state=_state(rng, chain, replicas))
+    plan = _offloaded(random.Random(f"offload {seed}"), plan)
     clip, dynamic = rng.random() < 0.5, rng.random() < 0.3
     return plan, chain, StepRules(clip=clip, dynamic_scale=dynamic)
+
+
+def _offloaded(rng: random.Random, plan: Plan) -> Plan:
+    """Half of the plans with some parameters and residuals in host memory."""
+    if rng.random() < 0.5:
+        return plan
+
+    def stage(old: Stage) -> Stage:
+        kept = old.params or (Params.KEPT,) * len(old.segments)
+        return dataclasses.replace(
+            old,
+            params=tuple(rng.choice([each, Params.STREAMED]) for each in kept),
+            residuals=tuple(rng.choice(list(Memory)) for _ in old.segments),
+        )
+
+    replicas = tuple(
+        dataclasses.replace(r, stages=tuple(map(stage, r.stages)))
+        for r in plan.replicas
+    )
+    return dataclasses.replace(plan, replicas=replicas)
 
 
 def frozen_plan(seed: int) -> tuple[Plan, Chain, StepRules]:

@@ -60,7 +60,7 @@ def test_what_does_not_train_has_no_gradient_no_update_and_no_traffic(seed: int)
     assert touched <= trained
     gathered = {i.group for i in program.prologue if isinstance(i, Gather)}
     places = {g.group: g for g in group_places(plan, chain)}
-    assert gathered == {name for name, g in places.items() if g.keepers}
+    assert gathered == {name for name, g in places.items() if g.gathers}
     assert all(g.keepers == g.users for g in places.values() if not g.trainable)
     assert parse(render(program)) == program
 

@@ -390,4 +390,6 @@ def test_a_copy_is_of_the_buffer_it_names():
     wrong = host_twin(body[index].writes[0])
     wrong = wrong._replace(subject="g9")
     body[index] = dataclasses.replace(body[index], writes=(wrong,))
-    assert "It must not write Res" in refused(with_body(waiting, body))
+    assert "It must read Res[r0.s0 g0 #0] and write Res[r0.s0 g0 #0]~host." in refused(
+        with_body(waiting, body)
+    )

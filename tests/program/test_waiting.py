@@ -78,11 +78,15 @@ def test_what_comes_back_is_used_by_the_next_instruction_but_one(seed: int):
     program = lower(drawn, chain, rules=rules)
     slots = check(program, drawn, chain).live_slots
     assert slots == dict(program.pools)
-    assert all(1 <= number <= 2 for number in slots.values())
+    few = [n for pool, n in slots.items() if not pool.endswith("Param")]
+    assert all(1 <= number <= 2 for number in few)
     devices = {place: stage.devices for place, stage in drawn.stages()}
     away: set[Buffer] = set()
     back: dict[Buffer, int] = {}
     for instr in program.body:
+        copy = isinstance(instr, WriteBack | Prefetch)
+        if copy and instr.buffer.kind is Kind.PARAM:
+            continue  # by passes
         if isinstance(instr, WriteBack):
             assert instr.buffer not in away  # once is enough
             away.add(instr.buffer)

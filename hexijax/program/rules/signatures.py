@@ -37,10 +37,9 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
                 reads, writes = _backward(instr, facts)
             case Load() if instr.replica in facts.batch_places:
                 reads, writes = _load(instr, facts)
-            case Prefetch():
-                reads, writes = [_twin(instr.buffer)], [instr.buffer]
-            case WriteBack():
-                reads, writes = [instr.buffer], [_twin(instr.buffer)]
+            case Prefetch() | WriteBack():
+                _check_copy(position, instr, faults)
+                continue
             case _:
                 _check_rest(position, instr, program, faults)
                 continue
@@ -53,6 +52,15 @@ def check_signatures(program: Program, facts: Facts, faults: Faults) -> None:
             position, "read", (r.buffer for r in instr.reads), reads, shift, faults
         )
         _compare(position, "write", instr.writes, writes, shift, faults)
+
+
+def _check_copy(position: int, instr: Prefetch | WriteBack, faults: Faults) -> None:
+    """It goes from one memory to the other."""
+    due = [instr.buffer, names.on_host(instr.buffer)]
+    if isinstance(instr, Prefetch):
+        due.reverse()
+    if [*(r.buffer for r in instr.reads), *instr.writes] != due:
+        faults.at(position, f"It must read {due[0]} and write {due[1]}.")
 
 
 def _load(instr: Load, facts: Facts) -> tuple[list[Buffer], list[Buffer]]:
@@ -225,11 +233,6 @@ def _key(instr: Forward | Backward) -> tuple[Place, int]:
 
 def _is_grad(buffer: Buffer) -> bool:
     return buffer.kind is Kind.GRAD and buffer.microbatch is not None
-
-
-def _twin(buffer: Buffer) -> Buffer:
-    other = Memory.HOST if buffer.memory is Memory.DEVICE else Memory.DEVICE
-    return buffer._replace(memory=other)
 
 
 def _list(items: Iterable[str]) -> str:

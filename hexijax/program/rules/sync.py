@@ -117,10 +117,10 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
         if names.grad(instr.home, instr.group) not in reads:
             faults.at(position, "An Update reads the reduced gradient at its home.")
         made = names.param_slice(instr.home, instr.group) in instr.writes
-        if made != bool(group.keepers):
+        if made != bool(group.gathers):
             faults.at(
                 position,
-                f"Group {instr.group} is kept by {_names(group.keepers)}: an Update "
+                f"Group {instr.group} is kept by {_names(group.gathers)}: an Update "
                 "writes its Param slice where a user keeps the parameters, and nowhere "
                 "else.",
             )
@@ -165,7 +165,7 @@ def _check_gathers(
                 f"{_names(group.users)}.",
             )
         count = instr.writes[0].microbatch if instr.writes else None
-        keeps = instr.place in group.keepers
+        keeps = instr.place in group.gathers
         if keeps is not (count is None) or (not keeps and section == "prologue"):
             faults.at(
                 position,
@@ -190,11 +190,11 @@ def _check_gathers(
         return
     for group in facts.groups.values():
         once = section == "body" and not group.trainable
-        for user in () if once else group.keepers:
+        for user in () if once else group.gathers:
             if (group.group, user) not in seen:
                 faults.missing(
                     f"The {section} never gathers group {group.group} for {user}. New "
-                    f"parameters reach every user: {_names(group.keepers)}."
+                    f"parameters reach every user: {_names(group.gathers)}."
                 )
 
 

@@ -1,0 +1,40 @@
+"""Which memory holds a buffer's arrays, and that it is the one the Program says.
+
+Offload that is asked for and silently without effect is worse than none: XLA may place
+what it likes where it was not told.
+"""
+
+from typing import Any
+
+import jax
+
+from hexijax.errors import UserError
+from hexijax.program.program import Buffer, Memory
+from hexijax.runtime.layout import PINNED_HOST
+
+
+def on_host(value: Any) -> set[bool]:
+    """Of all arrays of a value, whether they lie in pinned host memory."""
+    return {
+        x.sharding.memory_kind == PINNED_HOST
+        for x in jax.tree.leaves(value)
+        if isinstance(x, jax.Array)
+    }
+
+
+def check_memory(buffer: Buffer, value: Any) -> None:
+    """That arrays lie where their buffer's name says.
+
+    Raises:
+      UserError: some do not.
+    """
+    wanted = buffer.memory is Memory.HOST
+    if on_host(value) <= {wanted}:
+        return
+    kinds = {str(x.sharding.memory_kind) for x in jax.tree.leaves(value)}
+    raise UserError(
+        f"{buffer} is to lie in {'pinned host' if wanted else 'device'} memory, and "
+        f"its arrays lie in {', '.join(sorted(kinds))}. The backend does not place "
+        "them where it is told; take host memory out of the plan (params, waits, "
+        "residuals, state), or report it."
+    )

@@ -1,0 +1,62 @@
+"""Plans that keep things in host memory, drawn at random, and where things lie."""
+
+import dataclasses
+import functools
+import random
+from typing import Any
+
+from hexijax.plan.plan import Memory, Params, Stage
+from hexijax.program.program import Buffer
+from hexijax.runtime.engine import Engine
+from hexijax.runtime.executor import Action, Executor, Slots
+from hexijax.runtime.memories import check_memory
+from tests.laws.cases import Case
+from tests.laws.shares import draw_shared
+
+
+@functools.cache
+def draw_offloaded(seed: int) -> Case:
+    """A plan of ``draw_shared`` with more in host memory; the same for equal seeds."""
+    case, rng = draw_shared(seed), random.Random(f"offload {seed}")
+    replicas = tuple(
+        dataclasses.replace(r, stages=tuple(_offloaded(rng, s) for s in r.stages))
+        for r in case.plan.replicas
+    )
+    return dataclasses.replace(
+        case, plan=dataclasses.replace(case.plan, replicas=replicas)
+    )
+
+
+def _offloaded(rng: random.Random, stage: Stage) -> Stage:
+    number = len(stage.segments)
+    mixed = tuple(rng.choice(list(Params)) for _ in range(number))
+    return dataclasses.replace(
+        stage,
+        params=mixed if rng.random() < 0.5 else (Params.STREAMED,) * number,
+        residuals=tuple(rng.choice(list(Memory)) for _ in range(number)),
+    )
+
+
+def watch(executor: Executor) -> None:
+    """After each instruction of the bodies to come, all lies where it should."""
+    names: dict[int, Buffer] = {slot: b for b, slot in executor._slot.items()}
+
+    def watched(action: Action) -> Action:
+        def then_look(slots: Slots) -> None:
+            action(slots)
+            for slot, buffer in names.items():
+                if slots[slot] is not None:
+                    check_memory(buffer, slots[slot])
+
+        return then_look
+
+    executor.body = [watched(action) for action in executor.body]
+
+
+def rests_on_host(engine: Engine) -> dict[str, Any]:
+    """Between steps, what lies in host memory, by name."""
+    return {
+        str(b): engine._executor.get(b)
+        for b in engine.live_buffers()
+        if b.memory is Memory.HOST
+    }

@@ -1,0 +1,47 @@
+"""What rests or waits in host memory changes no number, and does lie there."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from hexijax.plan.plan import Params
+from hexijax.runtime.engine import Engine
+from tests.laws.cases import check, run
+from tests.laws.offload import draw_offloaded, rests_on_host, watch
+
+FEW = [76, 94]
+"""Cheap, and between them everything that is drawn."""
+
+MANY = range(100)
+
+
+@pytest.mark.parametrize(
+    "seed", [FEW[0], *(pytest.param(x, marks=pytest.mark.laws) for x in FEW[1:])]
+)
+def test_offload_gives_the_plain_program_s_numbers(seed: int, monkeypatch: Any):
+    one_step(seed, monkeypatch)
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize("seed", MANY)
+def test_any_plan_that_offloads_does(seed: int, monkeypatch: Any):
+    one_step(seed, monkeypatch)
+
+
+def one_step(seed: int, monkeypatch: Any) -> None:
+    """Law 1, with everything where the Program says after each instruction."""
+    case = draw_offloaded(seed)
+    init = Engine.init
+    monkeypatch.setattr(
+        Engine, "init", lambda self: (watch(self._executor), init(self))[1]
+    )
+    outcome = run(case, monkeypatch)
+    check(case, outcome)
+    resting = rests_on_host(outcome.engine)
+    assert resting or not any(
+        Params.STREAMED in s.params for _, s in case.plan.stages()
+    )
+    for value in resting.values():
+        for x in jax.tree.leaves(value):
+            assert x.sharding.memory_kind == "pinned_host"
