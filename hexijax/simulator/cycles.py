@@ -122,7 +122,9 @@ def passes_repeat(plan: Plan) -> bool:
     """Whether a layered plan's passes over a segment are microbatches in a row, with
     nothing between them."""
     return all(
-        len(replica.stages) == 1 and not replica.stages[0].waits
+        len(replica.stages) == 1
+        and not replica.stages[0].waits
+        and not replica.stages[0].residuals
         for replica in plan.replicas
     )
 
