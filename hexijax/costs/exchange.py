@@ -33,6 +33,7 @@ PARTS = (
     "add",
     "spread_out",
     "spread_to",
+    "cast",
     "spread_in",
     "join",
 )
@@ -168,6 +169,14 @@ class Exchange:
     def spread_to(self, home: Place, user: Place) -> Load:
         """A home's copies to one user, for a pass."""
         return self._sent(home, (user,), self._param_bytes)
+
+    def cast(self, home: Place) -> Call | None:
+        """What makes a home's slices of its masters, for a pass of one user; None: they
+        travel as they are."""
+        if self._item == STATE_BYTES:
+            return None
+        moved = self.held[home] * (STATE_BYTES + self._item)
+        return Call(CALL_S + moved / self._sites[home].memory_bytes_per_s)
 
     def spread_in(self, user: Place) -> Load:
         """All copies to a user."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
+from hexijax.planner.keeping import keeping
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import segments
 
@@ -26,6 +27,7 @@ def variants(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
             if replicas != plan.replicas:
                 yield dataclasses.replace(plan, replicas=replicas, prediction=None)
     yield from _schedules(plan, options)
+    yield from keeping(plan, options)
     for group in _equal_replicas(plan):
         first = plan.replicas[group[0]]
         for policy in options.remat:
@@ -72,7 +74,16 @@ def _equal_replicas(plan: Plan) -> list[list[int]]:
     for r, replica in enumerate(plan.replicas):
         key = (
             tuple(
-                (s.layers, s.lanes, s.tensor, s.dtype, s.segments, s.remat)
+                (
+                    s.layers,
+                    s.lanes,
+                    s.tensor,
+                    s.dtype,
+                    s.segments,
+                    s.remat,
+                    s.params,
+                    s.waits,
+                )
                 for s in replica.stages
             ),
             replica.microbatches,

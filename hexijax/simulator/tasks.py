@@ -35,7 +35,7 @@ from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import Buffer, Instruction, Kind, Program
-from hexijax.program.window import PASSES
+from hexijax.simulator.passes import Passes
 
 
 class What(enum.StrEnum):
@@ -118,31 +118,6 @@ def tasks(
     return writer.finished()
 
 
-@dataclasses.dataclass(slots=True)
-class _Passes:
-    """Backward passes of a device set that make gradients."""
-
-    number: int = -1
-    at: tuple[Place, int] | None = None
-    leaving: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    """Of sums whose copies leave, the pass that made them and the task."""
-    of: dict[tuple[Place, str], int] = dataclasses.field(default_factory=dict)
-    """The last pass that added to a place's gradient of a bucket."""
-
-    def left(self, number: int, task: int) -> None:
-        """A sum of a pass leaves."""
-        self.leaving.append((number, task))
-
-    def begin(self, at: tuple[Place, int]) -> list[int]:
-        """What a backward of a segment waits for, the first of its pass."""
-        if at == self.at:
-            return []
-        self.at, self.number = at, self.number + 1
-        due = [task for made, task in self.leaving if made <= self.number - PASSES]
-        self.leaving = [x for x in self.leaving if x[0] > self.number - PASSES]
-        return due
-
-
 class Road(NamedTuple):
     """What a message uses before it has arrived, and after."""
 
@@ -172,7 +147,7 @@ class _Writer:
         """By replica, its backward dispatched last."""
         self._held_back: list[tuple[int, Place]] = []
         self._leaving: dict[str, dict[Place, int]] = {}
-        self._passes: dict[tuple[str, ...], _Passes] = {}
+        self._passes: dict[tuple[str, ...], Passes] = {}
         self._runs: dict[object, Use] = {}
         self._roads: dict[object, Road] = {}
         self._hosts = functools.cache(self._find_hosts)
@@ -276,7 +251,7 @@ class _Writer:
         if not grads or not self._costs.layered:
             return []
         devices = self._costs.devices(i.place)
-        passes = self._passes.setdefault(devices, _Passes())
+        passes = self._passes.setdefault(devices, Passes())
         due = passes.begin((i.place, i.segment))
         passes.of |= {(b.place, b.subject): passes.number for b in grads}
         return due
@@ -413,15 +388,21 @@ class _Writer:
         """From the state that the step before left; it waits for what the place was
         given to do before."""
         left: dict[Place, int] = {}
+        own: list[int] = []
         for home, read in zip(i.homes, i.reads, strict=True):
+            cast, first = exchange.cast(home), len(self._tasks)
+            after: list[int] = []
+            if cast:
+                after.append(self._program(i, What.SYNC, home, cast.seconds, ()))
+                own += after if home == i.place else ()
             load = exchange.spread_to(home, i.place)
-            left[home] = self._leave(i, home, load, (), ())
-            if left[home] >= 0:
-                self._carried.append((left[home], read.buffer))
+            left[home] = self._leave(i, home, load, after, ())
+            if len(self._tasks) > first:
+                self._carried.append((first, read.buffer))
         load, behind = exchange.spread_in(i.place), self._costs.devices(i.place)
         use = Use(What.SYNC, load.seconds, (), load, self._hosts(i.place), behind)
         along = self._senders(left, i.place)
-        self._made[i.writes[0]] = self._add(use, i, along=along)
+        self._made[i.writes[0]] = self._add(use, i, own, along)
 
     def _join(self, i: ops.Join) -> None:
         join = self._costs.exchange(i.group).join(i.place)

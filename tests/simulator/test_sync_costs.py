@@ -47,6 +47,24 @@ def pair(lanes: int = 1, **shares: float) -> Plan:
     )
 
 
+def test_slices_are_cast_before_they_travel_where_dtypes_differ():
+    chain, machines = make_chain(1, sizes=[4096]), cluster(("a", 1), ("b", 1))
+    plan = pair()
+    assert PlanCosts(plan, chain, machines).exchange("l0").cast(R0) is None
+    half = tuple(
+        dataclasses.replace(
+            r, stages=(dataclasses.replace(r.stages[0], dtype="bfloat16"),)
+        )
+        for r in plan.replicas
+    )
+    plan = dataclasses.replace(plan, replicas=half)
+    exchange = PlanCosts(plan, chain, machines).exchange("l0")
+    cast = exchange.cast(R0)
+    assert cast is not None
+    rate = machines.device("a/0").profile.memory_bytes_per_s
+    assert cast.seconds == pytest.approx(CALL_S + exchange.held[R0] * (4 + 2) / rate)
+
+
 def test_a_home_updates_the_rows_it_holds():
     chain = make_chain(1, sizes=[4096])
     plan = pair(r0=3, r1=1)
