@@ -43,6 +43,12 @@ def explain_infeasible(
         f"gradients and state, and the devices have {have:,} usable together "
         f"({devices})."
     )
+    if options.schedule is None:
+        stays = chain.num_trained * trained_bytes
+        head += (
+            " Where parameters are gathered for each pass and freed after it, sums of "
+            f"gradients and state stay, {stays:,} bytes."
+        )
     if need <= have:
         sizes = [held_bytes(chain, (i, i + 1), 1, dtype) for i in range(num_layers)]
         trained = layer_params(chain, 1)
