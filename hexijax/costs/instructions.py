@@ -230,6 +230,9 @@ class PlanCosts:
 
     def _moved_bytes(self, kind: Kind, place: Place, subject: str) -> int:
         """Of a buffer that waits or rests on the host, for each device."""
+        if kind is Kind.STATE:
+            held = self.exchange(subject).held.get(place, 0)
+            return held * STATE_BYTES * (1 + self._moments)
         stage = self._stages[place]
         if kind is Kind.PARAM:
             shard = shard_size(self.groups[subject], stage.tensor)

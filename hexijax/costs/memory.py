@@ -32,7 +32,8 @@ from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import buckets
+from hexijax.program.buckets import buckets, streams_state
+from hexijax.program.linearise import CHUNKS
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
@@ -45,6 +46,10 @@ GROUPS_IN_FLIGHT = 2
 
 PASSES = 2
 """Whose parameters are there at once: one computes while the next one's travel."""
+
+CHUNKS_ON_DEVICE = CHUNKS + 1
+"""Of state from the host: those of the Program's slots, and one whose copy back to the
+host has not ended when the next one's memory is taken."""
 
 MOMENTS = 2
 """Adam's; ``moments`` overrules it."""
@@ -78,7 +83,8 @@ class MemoryParts:
 
     sync_bytes: int = 0
     """Sums and new parameters of the groups in flight, and of groups whose state is at
-    home here though no stage of this device uses them."""
+    home here though no stage of this device uses them; chunks of state that rests in
+    host memory, here for their update."""
 
     host_bytes: int = 0
     """Of the host, pinned: what waits and rests there. No part of the device's peak."""
@@ -306,6 +312,8 @@ def _state(
     held: dict[Place, int] = {}
     passing: dict[Place, int] = {}
     in_flight: dict[Place, int] = {}
+    resting: dict[Place, int] = {}
+    chunks: dict[Place, int] = {}
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
     for group in buckets(plan, chain):
         if not group.trainable:  # parameters, which lie where they are computed with
@@ -337,7 +345,12 @@ def _state(
                     size, shard, len(members), item, in_pieces=grids != {grid}
                 )
             in_flight[place] = max(in_flight.get(place, 0), flying)
-            held[place] = held.get(place, 0) + size * STATE_BYTES * (1 + moments)
+            state = size * STATE_BYTES * (1 + moments)
+            if streams_state(plan, group):
+                resting[place] = resting.get(place, 0) + state
+                chunks[place] = max(chunks.get(place, 0), state)
+                state = 0
+            held[place] = held.get(place, 0) + state
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
             elif grads:
@@ -346,7 +359,10 @@ def _state(
     found = {
         place: MemoryParts(
             state_bytes=held[place],
-            sync_bytes=passing.get(place, 0) + in_flight[place],
+            sync_bytes=passing.get(place, 0)
+            + in_flight[place]
+            + CHUNKS_ON_DEVICE * chunks.get(place, 0),
+            host_bytes=resting.get(place, 0),
         )
         for place in held
     }

@@ -14,11 +14,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hexijax.layers.chain import Chain, Group, Leaf
-from hexijax.plan.plan import Params, Place, Plan, PlanError, Stage
+from hexijax.plan.plan import Params, Place, Plan, PlanError, Stage, StateShare
 
 Box = tuple[tuple[int, int], ...]
 Tiling = Mapping[Place, Mapping[str, Box]]
 """Boxes by place and leaf id; a place without rows of a leaf does not list it."""
+
+PART = " part "
+"""Between the name of a group and the number of some of its leaves."""
 
 MIN_CUT_SIZE = 2**14
 """Leaves of fewer elements stay whole: a message costs more than their bytes."""
@@ -90,6 +93,14 @@ def _reads(stage: tuple[int, int], layers: tuple[int, ...]) -> bool:
     return any(start <= layer < stop for layer in layers)
 
 
+def state_share(plan: Plan, group: Group) -> StateShare | None:
+    """What the plan says of a group's state, or of all groups'; None: nothing."""
+    name = group.name.split(PART)[0]
+    named = [s for s in plan.state if name in s.groups]
+    shares = named or [s for s in plan.state if "*" in s.groups]
+    return shares[-1] if shares else None
+
+
 def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], ...]:
     """Places that hold a group's state, with shares that sum to 1; none is 0.
 
@@ -97,9 +108,8 @@ def homes(plan: Plan, chain: Chain, group: Group) -> tuple[tuple[Place, float], 
     """
     if not group.trainable:
         return ((users(plan, group)[0], 1.0),)
-    named = [s for s in plan.state if group.name in s.groups]
-    shares = (named or [s for s in plan.state if "*" in s.groups])[-1:]
-    given = dict(shares[0].shares) if shares else {}
+    share = state_share(plan, group)
+    given = dict(share.shares) if share else {}
     if not given:
         given = dict[Place, float](_devices(plan, group))
     total = sum(given.values())

@@ -6,14 +6,17 @@ A program call costs about the same whatever its size, and small collectives use
 of a link: a card that ran a call a layer stood idle for a tenth of its step. A bucket
 joins groups that the same segments use and the same homes hold, and that train, or do
 not; these only with others that are cast, or are not, since where the masters lie
-follows. It ends where its copies in flight would cost memory worth having.
+follows. It ends where its copies in flight would cost memory worth having. Where state
+comes from host memory for its update a bucket is a chunk: small enough that one comes
+while another is updated and a third leaves, so large groups are cut between leaves.
 """
 
 import dataclasses
+import itertools
 
-from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Place, Plan
-from hexijax.program.boxes import used_as_it_is
+from hexijax.layers.chain import Chain, Group, Leaf
+from hexijax.plan.plan import Memory, Place, Plan
+from hexijax.program.boxes import PART, state_share, used_as_it_is
 
 ALONE_SIZE = 2**28
 """Most parameters of a bucket that one stage uses and is home of: no copies arrive."""
@@ -22,22 +25,28 @@ SHARED_SIZE = 2**26
 """Most of any other: each user's gradient is copied to the homes."""
 
 
+CHUNK_SIZE = 2**25
+"""Most of those whose state rests in host memory; a larger leaf is one chunk."""
+
+
 def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
     """The chain's groups, joined; named after their first, in the order of the chain.
 
-    A larger group stays whole, and ends the bucket before it.
+    A larger group stays whole, and ends the bucket before it; but for chunks.
     """
     found: list[list[Group]] = []
     sizes: list[int] = []
     open_at: dict[object, int] = {}
     segments_L = layer_segments(plan, len(chain.layers))
-    for group in chain.groups:
+    for group in itertools.chain(*(_parts(plan, whole) for whole in chain.groups)):
         users = user_segments(segments_L, group)
         stages = {place for place, _ in users}
         kind = group.trainable or (False, used_as_it_is(plan, chain, group))
         key = (users, _share(plan, group), kind)
         at = open_at.get(key)
         limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
+        if streams_state(plan, group):
+            limit = CHUNK_SIZE
         if at is None or sizes[at] + group.size > limit:
             open_at[key] = len(found)
             found.append([group])
@@ -46,6 +55,29 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
             found[at].append(group)
             sizes[at] += group.size
     return tuple(map(_joined, found))
+
+
+def streams_state(plan: Plan, group: Group) -> bool:
+    """Whether a group's state comes from host memory for its update."""
+    share = state_share(plan, group)
+    return group.trainable and share is not None and share.memory is Memory.HOST
+
+
+def _parts(plan: Plan, group: Group) -> list[Group]:
+    """The group, or where it is too large for a chunk, runs of its leaves."""
+    if group.size <= CHUNK_SIZE or not streams_state(plan, group):
+        return [group]
+    runs: list[list[Leaf]] = [[]]
+    for leaf in group.leaves:
+        if runs[-1] and sum(x.size for x in runs[-1]) + leaf.size > CHUNK_SIZE:
+            runs.append([])
+        runs[-1].append(leaf)
+    return [
+        dataclasses.replace(
+            group, name=f"{group.name}{PART}{i}" if i else group.name, leaves=tuple(run)
+        )
+        for i, run in enumerate(runs)
+    ]
 
 
 def segment_buckets(
@@ -83,8 +115,9 @@ def user_segments(segments_L: list[Segments], group: Group) -> Segments:
 
 def _share(plan: Plan, group: Group, *, everywhere: bool = False) -> int | None:
     """Index of the state share that names the group; ``everywhere``: or all groups."""
-    wanted = {group.name, "*"} if everywhere else {group.name}
-    own = [i for i, share in enumerate(plan.state) if group.name in share.groups]
+    name = group.name.split(PART)[0]
+    wanted = {name, "*"} if everywhere else {name}
+    own = [i for i, share in enumerate(plan.state) if name in share.groups]
     named = [i for i, share in enumerate(plan.state) if wanted & set(share.groups)]
     return (own or named or [None])[-1]
 

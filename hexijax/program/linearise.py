@@ -32,6 +32,7 @@ from hexijax.program.program import (
     Recv,
     Reduce,
     Send,
+    Site,
     Sum,
     Update,
     WriteBack,
@@ -56,6 +57,9 @@ RANKS: dict[type[Instruction], int] = {
         )
     )
 }
+
+CHUNKS = 3
+"""Of state from the host, at one place: one comes, one is updated, one leaves."""
 
 IN_FLIGHT = 2
 """Buckets between Reduce and Sum, and between Gather and Join, at one place."""
@@ -126,6 +130,8 @@ def linearise(
                 loads_of.setdefault(i, []).append(loaded[buffer])
     for before, after in _in_turn(jobs[:first_travel]):
         followers[before].append(after)
+    for before, after in _chunks_in_turn(jobs[:first_travel]):
+        followers[before].append(after)
     if waits:
         number = {id(instr): i for i, instr in enumerate(jobs)}
         for before, after in waits:
@@ -142,7 +148,7 @@ def linearise(
     devices = {place: stage.devices for place, stage in plan.stages()}
     starts = by_start(
         followers=followers,
-        ranks=[RANKS[type(instr)] for instr in jobs],
+        ranks=[_rank(instr) for instr in jobs],
         devices=[_devices(instr, devices) for instr in jobs],
         seconds=[costs.duration_s(instr) for instr in jobs],
         lags_s={
@@ -164,6 +170,13 @@ def linearise(
     total = sum(map(len, streams)) + len(others) + len(loads)
     assert len(order) == total, "some instructions wait for each other"
     return tuple(order)
+
+
+def _rank(instr: Instruction) -> int:
+    """An update that holds up copies is done at once: it is short beside them."""
+    if isinstance(instr, Update) and instr.site is Site.STREAMED:
+        return RANKS[Join]
+    return RANKS[type(instr)]
 
 
 def _devices(
@@ -219,6 +232,27 @@ def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
             if len(groups) >= IN_FLIGHT:
                 yield joins[instr.place, groups[-IN_FLIGHT]], i
             groups.append(instr.group)
+
+
+def _chunks_in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+    """The same for state that comes from the host, a chunk at a time: it comes when the
+    gradient of the chunk before is there, and a slot is free."""
+    sums: dict[tuple[Place, str], int] = {}
+    left: dict[tuple[Place, str], int] = {}
+    coming: dict[Place, list[tuple[str, int]]] = {}
+    for i, instr in enumerate(jobs):
+        if isinstance(instr, Sum):
+            sums[instr.home, instr.group] = i
+        elif isinstance(instr, Prefetch):
+            coming.setdefault(instr.buffer.place, []).append((instr.buffer.subject, i))
+        elif isinstance(instr, WriteBack):
+            left[instr.buffer.place, instr.buffer.subject] = i
+    for home, chunks in coming.items():
+        chunks.reverse()
+        for n, (group, i) in enumerate(chunks):
+            yield sums[home, chunks[n - 1][0] if n else group], i
+            if n >= CHUNKS:
+                yield left[home, chunks[n - CHUNKS][0]], i
 
 
 class _Ahead:

@@ -78,7 +78,7 @@ def lower(
 def _refuse(plan: Plan) -> None:
     """Parts of a plan that no Program does yet."""
     for what, asked in (
-        ("'memory host' of the state", any(s.memory is HOST for s in plan.state)),
+        ("'update host' of the state", any(s.update is HOST for s in plan.state)),
         ("'order priority'", plan.order is UpdateOrder.PRIORITY),
     ):
         if asked:

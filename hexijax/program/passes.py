@@ -108,7 +108,9 @@ def param(place: Place, g: GroupPlaces, number: int) -> names.Buffer:
 
 def _gather(place: Place, g: GroupPlaces, number: int) -> Gather:
     return Gather(
-        reads=tuple(Read(names.state(home, g.group)) for home in g.homes),
+        reads=tuple(
+            Read(names.state(home, g.group, memory=g.memory)) for home in g.homes
+        ),
         writes=(names.param_pieces(place, g.group, number),),
         group=g.group,
         homes=g.homes,

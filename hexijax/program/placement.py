@@ -12,7 +12,7 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Params, Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.boxes import holders, residence, used_as_it_is
-from hexijax.program.buckets import buckets
+from hexijax.program.buckets import buckets, streams_state
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
     HOST,
@@ -26,10 +26,12 @@ from hexijax.program.program import (
     Memory,
     Read,
     Reduce,
+    Site,
     Sum,
     Update,
     WriteBack,
 )
+from hexijax.program.waiting import prefetch, rest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,15 +114,15 @@ def group_places(
 
 
 def state_memory(plan: Plan, chain: Chain, group: Group) -> Memory:
-    """Where a bucket's masters lie.
+    """Where a bucket's state rests.
 
-    Those that do not train are read once, before the first step. Where their home
+    Masters that do not train are read once, before the first step. Where their home
     computes with them as they are, they are its parameters. Where it computes with a
     cast of them, that cast is all a device needs: what it was made from waits in host
     memory, for whoever exports or saves the model.
     """
     if group.trainable:
-        return Memory.DEVICE
+        return Memory.HOST if streams_state(plan, group) else Memory.DEVICE
     return Memory.DEVICE if used_as_it_is(plan, chain, group) else Memory.HOST
 
 
@@ -228,7 +230,8 @@ def sync(
     for g in groups:
         result.append(_reduce(g, [last_grad[user, g.group] for user in g.users]))
         result += [_sum(g.group, home) for home in g.homes]
-        result += [_update(g, home, rules) for home in g.homes]
+        for home in g.homes:
+            result += _update(g, home, rules)
         slices = [names.param_slice(home, g.group) for home in g.homes]
         result += [_gather(g, user, slices) for user in g.gathers]
         result += [_join(g.group, user, step=1) for user in g.gathers]
@@ -268,7 +271,8 @@ def _sum(group: str, home: Place) -> Sum:
     )
 
 
-def _update(g: GroupPlaces, home: Place, rules: StepRules) -> Update:
+def _update(g: GroupPlaces, home: Place, rules: StepRules) -> list[Instruction]:
+    """One, or with the state's way from the host and back."""
     group = g.group
     reads = [names.state(home, group), names.grad(home, group)]
     if rules.update_waits:
@@ -276,12 +280,17 @@ def _update(g: GroupPlaces, home: Place, rules: StepRules) -> Update:
     writes = [names.state(home, group, step=1)]
     if g.gathers:
         writes.append(names.param_slice(home, group))
-    return Update(
+    streamed = g.memory is Memory.HOST
+    update = Update(
         reads=_reads(reads),
         writes=tuple(writes),
         group=group,
         home=home,
+        site=Site.STREAMED if streamed else Site.DEVICE,
     )
+    if not streamed:
+        return [update]
+    return [prefetch(names.state(home, group)), update, rest(writes[0])]
 
 
 def _gather(g: GroupPlaces, user: Place, slices: Iterable[Buffer]) -> Gather:
@@ -305,13 +314,7 @@ def _join(group: str, user: Place, step: int = 0) -> Join:
 
 def _rest(group: str, user: Place, step: int = 0) -> WriteBack:
     """Parameters to where they rest between passes."""
-    made = names.param(user, group, step=step)
-    return WriteBack(
-        reads=(Read(made, True),),
-        writes=(names.on_host(made),),
-        buffer=made,
-        pool=names.pool(made),
-    )
+    return rest(names.param(user, group, step=step))
 
 
 def _reads(buffers: Iterable[Buffer]) -> tuple[Read, ...]:

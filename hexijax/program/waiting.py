@@ -60,7 +60,7 @@ def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
             if start <= last.position:
                 continue
             if not is_away:
-                away.setdefault(last.position, []).append(_write_back(buffer))
+                away.setdefault(last.position, []).append(rest(buffer, dies=False))
                 is_away = True
             back.setdefault(start, []).append(prefetch(buffer))
     made: list[Instruction] = []
@@ -139,7 +139,10 @@ def pools(order: Sequence[Instruction]) -> Pools:
     for position in reversed(range(len(order))):
         instr = order[position]
         if isinstance(instr, Prefetch):
-            spans.setdefault(instr.pool, []).append((position, last.pop(instr.buffer)))
+            held = instr.buffer
+            if held.kind is Kind.STATE:  # the updated one has taken its slot
+                held = held._replace(step=held.step + 1)
+            spans.setdefault(instr.pool, []).append((position, last.pop(held)))
         for buffer, _ in instr.reads:
             last.setdefault(buffer, position)
     return tuple((pool, _most(held)) for pool, held in sorted(spans.items()))
@@ -155,9 +158,10 @@ def _most(spans: Iterable[tuple[int, int]]) -> int:
     return most
 
 
-def _write_back(buffer: Buffer) -> WriteBack:
+def rest(buffer: Buffer, dies: bool = True) -> WriteBack:
+    """A buffer to its copy on the host."""
     return WriteBack(
-        reads=(Read(buffer),),
+        reads=(Read(buffer, dies),),
         writes=(names.on_host(buffer),),
         buffer=buffer,
         pool=names.pool(buffer),

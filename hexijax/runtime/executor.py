@@ -548,10 +548,10 @@ class Executor:
         return action
 
     def _update(self, instruction: Update) -> Action:
-        if instruction.site is not Site.DEVICE:
+        if instruction.site is Site.HOST:
             raise UserError(
                 f"An update at site {instruction.site} is not run by this version: "
-                "keep the optimizer state on the device."
+                "let the device update the optimizer state."
             )
         group, home = self._parts.groups[instruction.group], instruction.home
         (state,) = self._reads(instruction, Kind.STATE).values()

@@ -46,7 +46,8 @@ class Gathers(GroupShapes):
         return f(state["master"])
 
     def _from_host(self, home: Place, masters: Arrays) -> Arrays:
-        """One by one: of their own dtype, no device ever holds more than one."""
+        """One by one: of their own dtype, no device ever holds more than one, of what
+        does not train and may be all that there is."""
         made: list[jax.Array] = []
         for master, (leaf, _), where in zip(
             masters, self.held[home], self._slices(home), strict=True
@@ -55,7 +56,7 @@ class Gathers(GroupShapes):
             if x.dtype != jnp.dtype(dtype):
                 here = (struct(x.shape, x.dtype, where),)
                 x = self.programs.get(_caster(dtype), here, out_shardings=where)(x)
-            made.append(jax.block_until_ready(x))
+            made.append(x if self.group.trainable else jax.block_until_ready(x))
         return tuple(made)
 
     def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:

@@ -1,6 +1,7 @@
 """What one group is and where: its places, boxes, shapes and shardings."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -67,12 +68,23 @@ class GroupShapes:
         )
 
     def _masters(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
-        shardings = self._slices(home)
-        if self._memory is Memory.HOST:
-            shardings = [s.with_memory_kind(PINNED_HOST) for s in shardings]
+        """On the home's devices."""
         return tuple(
             struct(box_shape(box), leaf.dtype, sharding)
-            for (leaf, box), sharding in zip(self.held[home], shardings, strict=True)
+            for (leaf, box), sharding in zip(
+                self.held[home], self._slices(home), strict=True
+            )
+        )
+
+    def at_rest(self, structs: Any) -> Any:
+        """State as it rests at its home: on the devices, or in host memory."""
+        if self._memory is Memory.DEVICE:
+            return structs
+        return jax.tree.map(
+            lambda s: struct(
+                s.shape, s.dtype, s.sharding.with_memory_kind(PINNED_HOST)
+            ),
+            structs,
         )
 
     def _slice_structs(

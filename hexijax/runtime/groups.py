@@ -60,8 +60,14 @@ class GroupRuntime(Sums, Gathers):
         moved = move(cut, self._slices(home))
         if self._memory is Memory.DEVICE:
             return tuple(x.copy() for x in moved)
-        where = [m.sharding for m in self._masters(home)]
-        return tuple(jax.device_put(moved, where))
+        return self._to_rest(tuple(moved), self._masters(home))
+
+    def _to_rest(self, made: Any, structs: Any) -> Any:
+        """State that was made on the devices, where it rests."""
+        if self._memory is Memory.DEVICE:
+            return made
+        where = jax.tree.map(lambda s: s.sharding, self.at_rest(structs))
+        return jax.block_until_ready(jax.device_put(made, where))
 
     @memo
     def _names(self, home: Place) -> list[str]:
@@ -86,11 +92,16 @@ class GroupRuntime(Sums, Gathers):
         return out
 
     def state_structs(self, home: Place) -> dict[str, Any]:
-        """Shapes and shardings of the state at a home: ``master`` and ``moments``."""
+        """Shapes and shardings of the state as it rests at a home: ``master`` and
+        ``moments``."""
+        return self.at_rest(self._computed_structs(home))
+
+    def _computed_structs(self, home: Place) -> dict[str, Any]:
+        """As the update reads it."""
         return {"master": self._masters(home), "moments": self._moment_structs(home)}
 
     def init_state(self, home: Place, masters: Arrays) -> dict[str, Any]:
-        """State from master parameters that lie at their home."""
+        """State from master parameters that rest at their home."""
         if not self.group.trainable:
             return {"master": masters, "moments": []}
         names = self._names(home)
@@ -99,7 +110,10 @@ class GroupRuntime(Sums, Gathers):
             (list(self._masters(home)),),
             out_shardings=[m.sharding for m in self._moment_structs(home)],
         )
-        return {"master": masters, "moments": f(list(masters))}
+        here = [m.sharding for m in self._masters(home)]
+        moments = f(jax.device_put(list(masters), here))
+        moments = self._to_rest(moments, self._moment_structs(home))
+        return {"master": masters, "moments": moments}
 
     def update(
         self,
@@ -164,7 +178,7 @@ class GroupRuntime(Sums, Gathers):
             cast = (x.astype(d) for x, d in zip(new["master"], casts, strict=True) if d)
             return new, tuple(cast)
 
-        structs = self.state_structs(home)
+        structs = self._computed_structs(home)
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
             args.append(struct((4,), "float32", self.layout.replicated(home)))

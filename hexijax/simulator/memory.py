@@ -111,8 +111,8 @@ def lives(
             yield Life(buffer.place, buffer, 0.0, math.inf, sizes(buffer))
     for buffer, (start_s, size) in born.items():
         old = buffer._replace(step=0)
-        if buffer.kind is Kind.STATE:
-            end_s = math.inf
+        if buffer.kind is Kind.STATE:  # unless it goes back to the host
+            end_s = ends.get(buffer, math.inf)
         elif buffer.step and old in ends:  # the next step's last reader
             end_s = max(ends[old] + step_s, start_s)
         else:

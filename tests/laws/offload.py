@@ -22,9 +22,12 @@ def draw_offloaded(seed: int) -> Case:
         dataclasses.replace(r, stages=tuple(_offloaded(rng, s) for s in r.stages))
         for r in case.plan.replicas
     )
-    return dataclasses.replace(
-        case, plan=dataclasses.replace(case.plan, replicas=replicas)
+    state = tuple(
+        dataclasses.replace(share, memory=rng.choice(list(Memory)))
+        for share in case.plan.state
     )
+    plan = dataclasses.replace(case.plan, replicas=replicas, state=state)
+    return dataclasses.replace(case, plan=plan)
 
 
 def _offloaded(rng: random.Random, stage: Stage) -> Stage:

@@ -62,7 +62,11 @@ def _offloaded(rng: random.Random, plan: Plan) -> Plan:
         dataclasses.replace(r, stages=tuple(map(stage, r.stages)))
         for r in plan.replicas
     )
-    return dataclasses.replace(plan, replicas=replicas)
+    state = tuple(
+        dataclasses.replace(share, memory=rng.choice(list(Memory)))
+        for share in plan.state
+    )
+    return dataclasses.replace(plan, replicas=replicas, state=state)
 
 
 def frozen_plan(seed: int) -> tuple[Plan, Chain, StepRules]:

@@ -1,0 +1,89 @@
+"""State that rests in host memory: a chunk at a time comes, is updated, and leaves."""
+
+import dataclasses
+
+import pytest
+
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Memory, Plan, StateShare
+from hexijax.program import buckets as bucketing
+from hexijax.program.buckets import buckets
+from hexijax.program.check import check
+from hexijax.program.linearise import CHUNKS
+from hexijax.program.lower import StepRules, lower
+from hexijax.program.program import (
+    Backward,
+    Kind,
+    Prefetch,
+    Program,
+    Site,
+    Update,
+    WriteBack,
+)
+from tests.program.examples import make_chain, make_plan, make_stages
+
+LAYERS = 8
+SIZES = [256] * LAYERS
+
+
+def example(*, segments: int = LAYERS) -> tuple[Plan, Chain]:
+    """One stage whose state rests on the host."""
+    chain = make_chain(LAYERS, sizes=SIZES)
+    stages = make_stages([LAYERS], segments=[[LAYERS // segments] * segments])
+    share = StateShare(groups=("*",), shares={}, memory=Memory.HOST)
+    return make_plan((stages, 2), state=(share,)), chain
+
+
+@pytest.fixture
+def a_chunk_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    chain = make_chain(LAYERS, sizes=SIZES)
+    monkeypatch.setattr(bucketing, "CHUNK_SIZE", chain.groups[0].size)
+
+
+def kinds(program: Program) -> str:
+    """The body's copies of state, updates and backwards, a letter each."""
+    letters = {Prefetch: "p", WriteBack: "w", Update: "u", Backward: "B"}
+    return "".join(letters.get(type(i), "") for i in program.body)
+
+
+@pytest.mark.usefixtures("a_chunk_a_layer")
+@pytest.mark.parametrize("clip", [False, True])
+def test_few_chunks_are_on_the_device_at_once(clip: bool):
+    plan, chain = example()
+    program = lower(plan, chain, rules=StepRules(clip=clip))
+    assert len(buckets(plan, chain)) == LAYERS
+    report = check(program, plan, chain)
+    assert 1 <= report.live_slots["r0.s0 State"] <= CHUNKS
+    assert program.pools == (("r0.s0 State", report.live_slots["r0.s0 State"]),)
+    sites = {i.site for i in program.body if isinstance(i, Update)}
+    assert sites == {Site.STREAMED}
+
+
+@pytest.mark.usefixtures("a_chunk_a_layer")
+def test_a_chunk_is_updated_while_earlier_layers_go_backward():
+    plan, chain = example()
+    order = kinds(lower(plan, chain, rules=StepRules()))
+    assert order.index("u") < order.rindex("B")
+    # A chunk is on its way before the one ahead of it is updated.
+    assert "pu" in order or "pwu" in order
+
+
+def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
+    plan, chain = example()
+    whole = chain.groups[0]
+    monkeypatch.setattr(bucketing, "CHUNK_SIZE", whole.leaves[0].size)
+    cut = buckets(plan, chain)
+    assert [x for g in cut for x in g.leaves] == [
+        x for g in chain.groups for x in g.leaves
+    ]
+    assert len(cut) == sum(len(g.leaves) for g in chain.groups)
+    lower(plan, chain, rules=StepRules())  # and proves it
+    resident = dataclasses.replace(plan, state=(StateShare(groups=("*",), shares={}),))
+    assert len(buckets(resident, chain)) == len(chain.groups)
+
+
+def test_what_a_step_leaves_on_the_host_the_next_one_reads():
+    plan, chain = example(segments=2)
+    program = lower(plan, chain, rules=StepRules())
+    left = {b for i in program.body for b in i.writes if b.kind is Kind.STATE}
+    assert {b.step for b in left if b.memory is Memory.HOST} == {1}
