@@ -7,7 +7,7 @@ from hexijax.cluster.errors import ClusterError
 from hexijax.cluster.link import LINK, LinkProfile
 from hexijax.cluster.profile import DeviceProfile
 from hexijax.cluster.record import Key, Record
-from hexijax.cluster.units import BANDWIDTH, MEMORY, whole
+from hexijax.cluster.units import BANDWIDTH, MEMORY, UPDATES, whole
 from hexijax.cluster.values import NAME, ListOf, Text
 
 MAX_DEVICES = 1024
@@ -55,7 +55,15 @@ class Node:
     """The network card that all its devices share; None: no limit beside the links."""
 
     host_link_bytes_per_s: float | None = None
-    """Bandwidth between a device and host memory here; None: the kind's figure."""
+    """Bandwidth from host memory to a device here, as measured; None: what is usual of
+    the kind's figure."""
+
+    host_out_bytes_per_s: float | None = None
+    """The way back, as measured; None: as the way there."""
+
+    host_update_params_per_s: float | None = None
+    """Parameters a second that the optimizer updates on all cores together; None: a
+    rule by their number."""
 
     site: str = "here"
     """Where it stands; links can be given by pairs of sites."""
@@ -158,6 +166,8 @@ NODE = Record(
         Key("link", "link", LINK),
         Key("nic", "nic", LINK),
         Key("host_link_gb_per_s", "host_link_bytes_per_s", BANDWIDTH),
+        Key("host_out_gb_per_s", "host_out_bytes_per_s", BANDWIDTH),
+        Key("host_update_mparams_per_s", "host_update_params_per_s", UPDATES),
         Key("site", "site", NAME),
         Key("island", "island", NAME),
         Key("absent", "absent", ListOf(item=_INDEX)),

@@ -86,6 +86,14 @@ BANDWIDTH = Quantity(
     high=Decimal(100_000),
     hint=" GB/s counts 1e9 bytes, one way: 10 Gbit/s is 1.25 GB/s.",
 )
+UPDATES = Quantity(
+    unit="million parameters/s",
+    si_unit="parameters/s",
+    scale=Decimal(10**6),
+    low=Decimal("1e-3"),
+    high=Decimal(100_000_000),
+    hint=" Count what all cores of the node update together.",
+)
 LATENCY = Quantity(
     unit="us",
     si_unit="s",

@@ -14,6 +14,7 @@ from hexijax.costs.activations import enter_bytes, is_joined, segment_kept_bytes
 from hexijax.costs.borders import OURS, Border, Carriage, border
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.exchange import Exchange, Site
+from hexijax.costs.host_rates import host_side
 from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
 from hexijax.costs.memory import (
@@ -217,9 +218,10 @@ class PlanCosts:
     ) -> Load:
         num_bytes = self._moved_bytes(kind, place, subject)
         devices, end = self.devices(place), "in" if comes else "out"
+        hosts = [host_side(self._cluster, name) for name in devices]
         each_s = tuple(
-            num_bytes / self._cluster.device(name).host_link_bytes_per_s
-            for name in devices
+            num_bytes / (host.in_bytes_per_s if comes else host.out_bytes_per_s)
+            for host in hosts
         )
         return Load(
             seconds=max(each_s),

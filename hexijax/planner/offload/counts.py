@@ -1,0 +1,489 @@
+"""The exact choice over prefix and suffix counts.
+
+    Profile -> best_counts -> Scored, with what is proved of it
+
+Layers of one shape differ by their place alone, and what a place is good for is known:
+state stays on the device for the first layers, whose gradients come last and whose new
+parameters are needed first; what the host updates comes from the last ones. Residuals
+that are small stand before those that are large, which are freed as gradients grow. So
+a few counts say it all: layers with streamed parameters, with state on the host,
+updated there, and where one way of keeping residuals follows another.
+
+All counts are bounded at once, by sums. Some of them get orders: plain ones, those with
+the least bounds, and then whatever is one count away from the best and faster. How far
+the best may be from the best of all counts is what the least bound says.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from hexijax.planner.offload.choice import (
+    GRAD_BYTES,
+    WEIGHT_SLOTS,
+    Choice,
+    Kept,
+    LayerChoice,
+    Profile,
+    State,
+    Weights,
+)
+from hexijax.planner.offload.room import Room
+from hexijax.planner.offload.score import CLOSE, Rules, Scored, scored
+
+MOST_SCORED = 8
+"""Counts of the least bounds that get orders, before the best of all are varied."""
+
+CLIMBED, FINALS = 1, 3
+"""The best ones, which are varied and which get all orders."""
+
+STEPS = (1, -1, 3, -3)
+"""By which a count is varied."""
+
+LIGHTEST_FIRST = (Kept.HOST, Kept.FULL, Kept.DOTS, Kept.NONE)
+"""Ways of keeping residuals along a chain."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Allowed:
+    """What a choice may use."""
+
+    weights: tuple[Weights, ...] = tuple(Weights)
+    state: tuple[State, ...] = tuple(State)
+    kept: tuple[Kept, ...] = tuple(Kept)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best of all counts."""
+
+    scored: Scored
+    """The choice and its step."""
+    least_s: float
+    """No counts are faster: the least bound of those not looked at, or the step."""
+    looked_at: int
+    """Counts that got orders."""
+
+    @property
+    def gap(self) -> float:
+        """By how much the step may be slower than the best of all counts."""
+        return self.scored.step_s / min(self.least_s, self.scored.step_s) - 1
+
+
+def best_counts(
+    profile: Profile,
+    allowed: Allowed | None = None,
+    rules: Rules | None = None,
+    *,
+    most: int = MOST_SCORED,
+    below_s: float = math.inf,
+) -> Best | None:
+    """The fastest counts that fit; None where none do, or none is faster than asked.
+
+    Args:
+      profile: what is to be placed.
+      allowed: what a choice may use.
+      rules: what its schedule may do.
+      most: counts that get orders.
+      below_s: slower ones are not wanted.
+    """
+    allowed, rules = allowed or Allowed(), rules or Rules()
+    bounds = _Bounds(profile, allowed)
+    search = _Search(profile, rules, below_s)
+    for choice in bounds.starts():
+        search.look(choice)
+    for least_s, choice in itertools.islice(bounds.ranked(), most):
+        if least_s < search.step_s * (1 - CLOSE):
+            search.look(choice)
+    for start in search.good[:CLIMBED]:
+        search.climb(start, bounds)
+    if not search.good:
+        return None
+    best = search.final()
+    lowest_s = bounds.lowest_s()
+    return Best(
+        scored=best,
+        least_s=best.step_s if best.step_s <= lowest_s * (1 + CLOSE) else lowest_s,
+        looked_at=len(search.looked),
+    )
+
+
+class _Search:
+    """Choices that were looked at."""
+
+    def __init__(self, profile: Profile, rules: Rules, below_s: float) -> None:
+        self._profile, self._rules, self._below_s = profile, rules, below_s
+        self.good: list[Scored] = []
+        """Best first."""
+        self.looked: set[Choice] = set()
+
+    @property
+    def step_s(self) -> float:
+        """The best so far."""
+        return self.good[0].step_s if self.good else self._below_s
+
+    def look(self, choice: Choice) -> Scored | None:
+        """Scores a choice that is new and may be faster than the best."""
+        if choice in self.looked:
+            return None
+        self.looked.add(choice)
+        found = scored(
+            self._profile, choice, self._rules, quick=True, below_s=self.step_s
+        )
+        if found:
+            self.good.append(found)
+            self.good.sort(key=lambda x: x.step_s)
+        return found
+
+    def climb(self, start: Scored, bounds: "_Bounds") -> None:
+        """From counts to faster ones nearby, while there are any."""
+        at, improved = start, True
+        while improved:
+            improved = False
+            for choice in bounds.near(at.choice):
+                found = self.look(choice)
+                if found and found.step_s < at.step_s * (1 - CLOSE):
+                    at, improved = found, True
+                    break
+
+    def final(self) -> Scored:
+        """The best with all its orders; of as good as equal ones that which moves the
+        least."""
+        near = [x for x in self.good if x.step_s <= self.step_s * (1 + CLOSE)]
+        plain = sorted(near, key=lambda x: x.moved_s)[:FINALS]
+        finals = [scored(self._profile, x.choice, self._rules) for x in plain]
+        every = [x for x in (*finals, *near) if x]
+        least_s = min(x.step_s for x in every) * (1 + CLOSE)
+        return min(
+            (x for x in every if x.step_s <= least_s),
+            key=lambda x: (x.moved_s, x.step_s),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mix:
+    """One way for the layers to keep residuals."""
+
+    kept: tuple[Kept, ...]
+    passes_s: np.ndarray
+    """Of each layer, forward and backward of one microbatch."""
+    until_s: np.ndarray
+    """Compute of a step between a layer's first forward and its last backward, both
+    left out."""
+    left_bytes: float
+    """To the host and back, of one microbatch."""
+    backward_s: np.ndarray
+    """Of each layer, the backward alone."""
+    rooms_bytes: np.ndarray
+    """Peak of the device beyond parameters and state with one, two, ... gradients of
+    the largest alive."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Stream:
+    """Layers whose parameters are streamed."""
+
+    on: tuple[bool, ...]
+    fetched_bytes: np.ndarray
+    """Of each layer, in a step."""
+    stored_bytes: np.ndarray
+    """Of each layer, new parameters that go to the host."""
+    device_bytes: int
+    """Parameters on the device."""
+    host_bytes: float
+    """On the host."""
+
+
+class _Bounds:
+    """Sums over queues for all counts, and what of device memory they take."""
+
+    def __init__(self, profile: Profile, allowed: Allowed) -> None:
+        self._profile, self._allowed = profile, allowed
+        layers = profile.layers
+        self._depth = len(layers)
+        self._state = np.array([x.state_bytes * x.trains for x in layers], float)
+        self._homed = np.array([x.homed_params * x.trains for x in layers], float)
+        self._weights = np.array([x.weights_bytes for x in layers], float)
+        self._share = np.array(
+            [x.homed_params / x.num_params if x.trains else 0.0 for x in layers]
+        )
+        self._update_s = np.array([x.resident_update_s for x in layers])
+        grads = [x.grads_bytes if x.trains else 0 for x in layers]
+        tied = sum(g for g, x in zip(grads, layers, strict=True) if x.last_user)
+        self._limits = [tied + n * max(grads) for n in range(1, self._depth + 1)]
+        self._splits = self._state_splits()
+        self._s = np.array([split[0] for split in self._splits], int)
+        self._u = np.array([split[1] for split in self._splits], int)
+
+    def _state_splits(self) -> list[tuple[int, int]]:
+        """(first layer with state on the host, first that the host updates)."""
+        depth, states = self._depth, self._allowed.state
+        return [
+            (s, u)
+            for s in range(depth + 1)
+            for u in range(s, depth + 1)
+            if (s == 0 or State.DEVICE in states)
+            and (u == s or State.STREAMED in states)
+            and (u == depth or State.HOST in states)
+        ]
+
+    def _mixes(self) -> Iterator[_Mix]:
+        """One way of keeping residuals, then another."""
+        ways = [k for k in LIGHTEST_FIRST if k in self._allowed.kept]
+        for kept in ways:
+            yield self._mix((kept,) * self._depth)
+        for first, second in itertools.combinations(ways, 2):
+            for k in range(1, self._depth):
+                yield self._mix((first,) * k + (second,) * (self._depth - k))
+
+    def _mix(self, kept: tuple[Kept, ...]) -> _Mix:
+        layers, m = self._profile.layers, self._profile.microbatches
+        pairs = [*zip(layers, kept, strict=True)]
+        passes = np.array(
+            [x.forward_s[k.remat] + x.backward_s[k.remat] for x, k in pairs]
+        )
+        # A layer's own pass and those of later layers stand between the two.
+        later = np.append(np.cumsum(passes[::-1])[::-1], 0.0)[1:]
+        resting = tuple(LayerChoice(weights=Weights.KEPT, kept=k) for k in kept)
+        room = Room(self._profile, resting)
+        return _Mix(
+            kept=kept,
+            passes_s=passes,
+            until_s=later + (m - 1) * passes.sum(),
+            left_bytes=sum(x.kept_bytes[k.remat] for x, k in pairs if k is Kept.HOST),
+            backward_s=np.array([x.backward_s[k.remat] for x, k in pairs]),
+            rooms_bytes=np.array([room.peak_bytes(x) for x in self._limits])
+            - self._state.sum()
+            - self._weights.sum(),
+        )
+
+    def _streams(self) -> Iterator[_Stream]:
+        """None, the first ones, the last ones, or as many spread evenly."""
+        depth = self._depth
+        if Weights.KEPT in self._allowed.weights:
+            yield self._stream((False,) * depth)
+        if Weights.STREAMED not in self._allowed.weights:
+            return
+        least = 1 if Weights.KEPT in self._allowed.weights else depth
+        for count in range(least, depth + 1):
+            patterns = (
+                tuple(i < count for i in range(depth)),
+                tuple(i >= depth - count for i in range(depth)),
+                tuple(
+                    (i + 1) * count // depth > i * count // depth for i in range(depth)
+                ),
+            )
+            for on in dict.fromkeys(patterns):
+                yield self._stream(on)
+
+    def _stream(self, on: tuple[bool, ...]) -> _Stream:
+        m, where = self._profile.microbatches, np.array(on)
+        # Twice a microbatch; those that lie in the slots at its turn once less.
+        fetches = 2 * m * where.astype(float)
+        for i in np.nonzero(where)[0][-WEIGHT_SLOTS:]:
+            fetches[i] -= m
+        for i in np.nonzero(where)[0][:WEIGHT_SLOTS]:
+            fetches[i] = max(1, fetches[i] - (m - 1))
+        passing = (self._weights * where).max() if where.any() else 0
+        return _Stream(
+            on=on,
+            fetched_bytes=self._weights * fetches,
+            stored_bytes=self._weights * self._share * where,
+            device_bytes=int((self._weights * ~where).sum() + WEIGHT_SLOTS * passing),
+            host_bytes=(self._weights * where).sum(),
+        )
+
+    def ranked(self) -> Iterator[tuple[float, Choice]]:
+        """Choices that may fit with their bounds, the least first; of equal bounds
+        that with the least work of all queues together."""
+        mixes, streams = [*self._mixes()], [*self._streams()]
+        states = self._states()
+        rows: list[np.ndarray] = []
+        for a, mix in enumerate(mixes):
+            windows = self._windows_s(mix)
+            for b, stream in enumerate(streams):
+                bound, total, index = self._bound(mix, stream, states, windows)
+                if len(index):
+                    of = np.full(len(index), a), np.full(len(index), b), index
+                    rows.append(np.stack([bound, total, *of], axis=1))
+        if not rows:
+            return
+        every = np.concatenate(rows)
+        # Bounds that differ by less than anyone asks for count as equal.
+        coarse = np.ceil(np.log(every[:, 0]) / CLOSE)
+        for bound, _, a, b, c in every[np.lexsort((every[:, 1], coarse))]:
+            yield (
+                float(bound),
+                _choice(mixes[int(a)].kept, streams[int(b)].on, self._splits[int(c)]),
+            )
+
+    def lowest_s(self) -> float:
+        """The least bound of all."""
+        return next((bound_s for bound_s, _ in self.ranked()), math.inf)
+
+    def starts(self) -> Iterator[Choice]:
+        """Each way of keeping residuals for all layers, with as much state on the
+        device as leaves room for all gradients to wait, for a few, or for one."""
+        depth = self._depth
+        ways = [k for k in LIGHTEST_FIRST if k in self._allowed.kept]
+        counts = {0, depth // 2, depth}
+        streams = [x for x in self._streams() if sum(x.on) in counts]
+        splits = sorted(self._splits, reverse=True)
+        hosted = {depth, depth - 1, depth - depth // 4, 0}
+        for kept, stream, u in itertools.product(ways, streams, hosted):
+            for waiting in dict.fromkeys((depth, 4, 1)):
+                limit = self._limits[min(waiting, depth) - 1]
+                choices = (
+                    _choice((kept,) * depth, stream.on, (s, u))
+                    for s, stop in splits
+                    if stop == u
+                )
+                fitting = (
+                    choice
+                    for choice in choices
+                    if Room(self._profile, choice).peak_bytes(limit)
+                    <= self._profile.device_bytes
+                )
+                yield from itertools.islice(fitting, 1)
+
+    def near(self, choice: Choice) -> Iterator[Choice]:
+        """Choices one count away."""
+        depth, allowed = self._depth, self._allowed
+        states = [c.state for c in choice]
+        s = states.count(State.DEVICE)
+        u = depth - states.count(State.HOST)
+        kept = tuple(c.kept for c in choice)
+        on = tuple(c.weights is Weights.STREAMED for c in choice)
+        edges = [i for i in range(1, depth) if kept[i] is not kept[i - 1]]
+        splits = set(self._splits)
+        for step in STEPS:
+            for moved in ((s + step, max(u, s + step)), (s, u + step)):
+                if moved in splits:
+                    yield _choice(kept, on, moved)
+            ways = [k for k in LIGHTEST_FIRST if k in allowed.kept]
+            for edge in edges:
+                to = min(max(0, edge + step), depth)
+                side = kept[edge] if step < 0 else kept[edge - 1]
+                low, high = sorted((edge, to))
+                yield _choice(
+                    (*kept[:low], *(side,) * (high - low), *kept[high:]), on, (s, u)
+                )
+            for other in ways:  # a few at either end kept otherwise
+                few = min(abs(step), depth)
+                ends = (
+                    (*(other,) * few, *kept[few:])
+                    if step > 0
+                    else (*kept[: depth - few], *(other,) * few)
+                )
+                yield _choice(ends, on, (s, u))
+        for stream in self._streams():
+            if 0 < abs(sum(stream.on) - sum(on)) <= max(STEPS):
+                yield _choice(kept, stream.on, (s, u))
+
+    def _states(self) -> dict[str, np.ndarray]:
+        """Over state splits, what depends on nothing else."""
+        s, u, depth = self._s, self._u, self._depth
+        streamed = _choice((Kept.FULL,) * depth, (False,) * depth, (0, depth))
+        chunks = Room(self._profile, streamed).chunks_bytes
+        return {
+            "passing": _between(self._state, s, u),
+            "grads": _between(self._homed * GRAD_BYTES, u, depth),
+            "updated": _between(self._homed, u, depth),
+            "device": _between(self._state, 0, s) + np.where(u > s, chunks, 0),
+            "host": _between(self._state, s, depth)
+            + _between(self._homed * GRAD_BYTES, u, depth),
+        }
+
+    def _windows_s(self, mix: _Mix) -> np.ndarray:
+        """Over state splits: a layer's state passes between its last backward and its
+        next forward, and so does that of all layers before it."""
+        inward = self._profile.host.in_bytes_per_s
+        ends = np.arange(1, self._depth + 1)[None, :]
+        stop = np.minimum(ends, self._u[:, None])
+        start = np.minimum(self._s[:, None], stop)
+        passing_s = _between(self._state, start, stop) / inward
+        there = (ends - 1 >= self._s[:, None]) & (ends <= self._u[:, None])
+        return np.where(there, mix.until_s + passing_s, 0.0).max(axis=1)
+
+    def _bound(
+        self,
+        mix: _Mix,
+        stream: _Stream,
+        states: dict[str, np.ndarray],
+        windows_s: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the state splits that may fit: seconds that no order beats, the sum of all
+        queues' work, and which splits they are."""
+        profile, host, depth = self._profile, self._profile.host, self._depth
+        m, where = profile.microbatches, np.array(stream.on)
+        on_device = stream.device_bytes + states["device"]
+        waiting = np.searchsorted(
+            mix.rooms_bytes, profile.device_bytes - on_device, side="right"
+        )
+        on_host = mix.left_bytes + stream.host_bytes + states["host"]
+        fits = (waiting > 0) & (on_host <= host.memory_bytes)
+        index = np.nonzero(fits)[0]
+        s, u = self._s[index], self._u[index]
+        compute = m * mix.passes_s.sum() + self._update_s[:].sum()
+        compute -= _between(self._update_s, u, depth)  # those run on the host
+        slow = host.in_bytes_per_s / host.return_bytes_per_s
+        returned = self._weights * self._share * ~where
+        inward = (
+            m * mix.left_bytes
+            + _between(stream.fetched_bytes, 0, u)
+            + slow * _between(stream.fetched_bytes, u, depth)
+            + states["passing"][index]
+            + slow * _between(returned, u, depth)
+        ) / host.in_bytes_per_s
+        outward = (
+            m * mix.left_bytes
+            + states["passing"][index]
+            + _between(stream.stored_bytes, 0, u)
+            + states["grads"][index]
+        ) / host.out_bytes_per_s
+        updated = states["updated"][index] / host.update_params_per_s
+        # From a layer's first forward to its last backward, and its update's way.
+        at = np.minimum(u, depth - 1)
+        each_s = (
+            self._homed * GRAD_BYTES / host.out_bytes_per_s
+            + self._homed / host.update_params_per_s
+        )
+        chain = np.where(u < depth, mix.until_s[at] + mix.passes_s[at] + each_s[at], 0)
+        # So many gradients may wait when the backwards have passed the first streamed
+        # layer; the other layers' state has come and gone by then.
+        hurried = states["passing"][index] - self._state.max() * waiting[index]
+        hurried_s = np.maximum(
+            hurried / host.in_bytes_per_s,
+            (hurried - self._state.max()) / host.out_bytes_per_s,
+        )
+        back_s = _between(mix.backward_s, s, depth)
+        hurry = m * mix.passes_s.sum() - back_s + np.maximum(back_s, hurried_s)
+        bound = np.maximum.reduce(
+            [compute, inward, outward, updated, chain, windows_s[index], hurry]
+        )
+        return bound, compute + inward + outward + updated, index
+
+
+def _choice(
+    kept: Sequence[Kept], streamed: Sequence[bool], split: tuple[int, int]
+) -> Choice:
+    s, u = split
+    return tuple(
+        LayerChoice(
+            weights=Weights.STREAMED if streamed[i] else Weights.KEPT,
+            state=State.DEVICE if i < s else State.STREAMED if i < u else State.HOST,
+            kept=kept[i],
+        )
+        for i in range(len(kept))
+    )
+
+
+def _between(
+    values: np.ndarray, start: np.ndarray | int, stop: np.ndarray | int
+) -> np.ndarray:
+    """Sums of runs."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return sums[stop] - sums[start]

@@ -1,0 +1,168 @@
+"""One layer's times and bytes, from the cost model: measured tables where there are.
+
+chain, cluster, Stage, samples -> stage_profile -> Profile
+"""
+
+import dataclasses
+
+from hexijax.cluster import Cluster
+from hexijax.costs.activations import (
+    BORDERS_IN_FLIGHT,
+    Within,
+    batch_bytes,
+    enter_bytes,
+    held_bytes,
+    segment_kept_bytes,
+    within_bytes,
+)
+from hexijax.costs.compute import fused_attention, layer_times
+from hexijax.costs.host_rates import host_side
+from hexijax.costs.instructions import mesh_shape
+from hexijax.costs.measured import update_s_per_param
+from hexijax.costs.memory import STATE_BYTES
+from hexijax.costs.rates import CALL_S
+from hexijax.costs.temp import Temps
+from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
+from hexijax.plan.plan import Stage
+from hexijax.planner.offload.choice import GRAD_BYTES, LayerProfile, Profile
+
+
+def stage_profile(
+    chain: Chain,
+    cluster: Cluster,
+    stage: Stage,
+    *,
+    samples: int,
+    microbatches: int,
+    moments: int,
+    device_bytes: int | None = None,
+    early_updates: bool = True,
+    temps: Temps | None = None,
+) -> Profile:
+    """The layers of a stage, each a segment of its own.
+
+    Args:
+      chain: the model.
+      cluster: where the stage's devices are.
+      stage: its devices, layers, lanes and dtype count; what it says of remat and
+        placement does not. Its lanes share each parameter's state.
+      samples: of one lane's microbatch.
+      microbatches: of a step.
+      moments: fp32 arrays of the optimizer for each parameter, the master left out.
+      device_bytes: what a device may use; None: its usable memory.
+      early_updates: nothing forbids an update before the last backward.
+      temps: what compiled segments were seen to need.
+    """
+    device = cluster.device(stage.devices[0])
+    mesh = mesh_shape(cluster, stage)
+    times = layer_times(chain, mesh, samples)
+    start, stop = stage.layers
+    length = stop - start
+    fused = fused_attention(device.profile, stage.dtype)
+    layers = chain.layers_under(fused_attention=fused)
+    within = Within(profile=device.profile, layers=layers, temps=temps or Temps())
+    policies = {
+        policy: dataclasses.replace(
+            stage, segments=(1,) * length, remat=(policy,) * length
+        )
+        for policy in Remat
+    }
+    item = ITEM_BYTES[stage.dtype]
+    update_s = update_s_per_param(device.profile) or (
+        (2 * STATE_BYTES * (1 + moments) + GRAD_BYTES + item)
+        / mesh.rate.memory_bytes_per_s
+    )
+    link = mesh.link
+    found: list[LayerProfile] = []
+    for i in range(start, stop):
+        last = i == stop - 1
+        own = _own_params(chain, stage, i)
+        homed = -(-own // stage.lanes)
+        held = held_bytes(chain, (i, i + 1), stage.tensor, stage.dtype)
+        shared_s = (
+            own * (stage.lanes - 1) / stage.lanes / link.bytes_per_s
+            if link and stage.lanes > 1
+            else 0.0
+        )
+        border = enter_bytes(chain, i, stage.dtype, samples)
+        found.append(
+            LayerProfile(
+                name=chain.layers[i].name,
+                forward_s={p: CALL_S + times[i].forward(p, joined=last) for p in Remat},
+                backward_s={
+                    p: CALL_S + times[i].backward(p, joined=last) for p in Remat
+                },
+                recompute_s=dict(times[i].recompute_s),
+                resident_update_s=CALL_S + homed * update_s if own else 0.0,
+                num_params=own,
+                homed_params=homed,
+                weights_bytes=_own_weights(chain, stage, i, held.handed),
+                grads_bytes=own * GRAD_BYTES,
+                state_bytes=homed * STATE_BYTES * (1 + moments),
+                kept_bytes={
+                    p: border
+                    + segment_kept_bytes(chain, layers, i, i + 1, policies[p], samples)
+                    for p in Remat
+                },
+                working_bytes={
+                    p: within_bytes(chain, within, policies[p], samples, i - start)
+                    for p in Remat
+                },
+                reduce_s=shared_s * GRAD_BYTES,
+                gather_s=shared_s * item,
+                last_user=_last_user(chain, stage, i),
+            )
+        )
+    edges = sum(enter_bytes(chain, at, stage.dtype, samples) for at in stage.layers)
+    batch = batch_bytes(chain, start, stop, samples)
+    return Profile(
+        layers=tuple(found),
+        host=host_side(cluster, device.name),
+        device_bytes=device.usable_memory_bytes
+        if device_bytes is None
+        else device_bytes,
+        fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch) + batch,
+        microbatches=microbatches,
+        early_updates=early_updates,
+    )
+
+
+def _own_params(chain: Chain, stage: Stage, layer: int) -> int:
+    """Parameters that train and that no layer of the stage before it uses."""
+    return sum(
+        leaf.size if leaf.tensor_dim is None else -(-leaf.size // stage.tensor)
+        for name in chain.layers[layer].groups
+        for leaf in chain.group(name).leaves
+        if leaf.trainable and _is_first(chain, stage, name, layer)
+    )
+
+
+def _own_weights(chain: Chain, stage: Stage, layer: int, handed: int) -> int:
+    """Bytes that the layer is handed, less what one before it in the stage is, too."""
+    shared = [
+        leaf
+        for name in chain.layers[layer].groups
+        if not _is_first(chain, stage, name, layer)
+        for leaf in chain.group(name).leaves
+    ]
+    item = ITEM_BYTES[stage.dtype]
+    return max(0, handed - sum(leaf.size // stage.tensor * item for leaf in shared))
+
+
+def _is_first(chain: Chain, stage: Stage, group: str, layer: int) -> bool:
+    users = (i for i in chain.group(group).layers if i >= stage.layers[0])
+    return next(users) == layer
+
+
+def _last_user(chain: Chain, stage: Stage, layer: int) -> int | None:
+    """Of a layer's own tied parameters, counted from the stage's first layer."""
+    start, stop = stage.layers
+    users = [
+        i
+        for name in chain.layers[layer].groups
+        if _is_first(chain, stage, name, layer)
+        for i in chain.group(name).layers
+        if i < stop
+    ]
+    last = max(users, default=layer)
+    return last - start if last > layer else None
