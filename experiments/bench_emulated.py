@@ -42,12 +42,12 @@ from hexijax.plan import text
 from hexijax.plan.plan import Plan
 
 FIRST = ("check", "alone")
-THEN = ("ours", "peers", "even", "memory", "layered")
+THEN = ("ours", "peers", "even", "memory", "layered", "fsdp")
 """Parts, in an order of one's own; those of ``FIRST`` come before memory is held."""
 
 PEERS = {
-    "FSDP2, full checkpointing": ("full", 4),
     "FSDP2, no checkpointing": ("none", 2),
+    "FSDP2, full checkpointing": ("full", 4),
 }
 """Remat and microbatch of what PyTorch runs."""
 
@@ -79,6 +79,14 @@ class Bench:
             },
             "emulated": {"failed": {}, "seconds": {}},
         }
+        self.found["cards"] = [
+            {
+                "kind": card.kind,
+                "held": card.hold.multiprocessors,
+                "keep_gib": card.memory_gib,
+            }
+            for card in self.setting.cards
+        ]
 
     @property
     def found(self) -> dict[str, Any]:
@@ -253,7 +261,7 @@ def run_plan(
         "experiments.emulated.running",
         *(stem.with_suffix(".plan.txt"), *files, stem.with_suffix(".json")),
         *("--steps", steps or bench.setting.steps),
-        *(("--trace", stem) if name in TRACED else ()),
+        *(("--trace", stem) if name in TRACED else ("--brief",)),
     )
     every = range(len(bench.setting.cards))
     return bench.start(name, every if cards is None else cards, *command)
@@ -322,19 +330,30 @@ def torch_command(bench: Bench, script: str, *arguments: object) -> list[str]:
     return [sys.executable, *launcher, script, *map(str, arguments)]
 
 
-def peers(bench: Bench, others: Sequence[str]) -> None:
-    """PyTorch, equal batches on all cards."""
-    a_card = bench.setting.batch_size // len(bench.setting.cards)
-    commands = {
+def peers(bench: Bench, commands: Mapping[str, list[str]]) -> None:
+    """Other programs by name, each on all cards."""
+    for name, command in commands.items():
+        if not bench.small:
+            bench.part(name, functools.partial(peer, bench, name, command))
+
+
+def given_peers(bench: Bench, others: Sequence[str]) -> dict[str, list[str]]:
+    """What the command line names."""
+    return {
         Path(words.split()[0]).name: torch_command(bench, *words.split())
         for words in others
     }
+
+
+def fsdp(bench: Bench) -> dict[str, list[str]]:
+    """PyTorch's FSDP2, equal batches on all cards."""
+    a_card = bench.setting.batch_size // len(bench.setting.cards)
     script = str(Path(__file__).parent / "peers" / "torch_fsdp.py")
+    found: dict[str, list[str]] = {}
     for name, (remat, size) in PEERS.items():
         counts = ("--microbatch", size, "--microbatches", a_card // size)
-        commands[name] = torch_command(bench, script, *counts, "--remat", remat)
-    for name, command in commands.items():
-        bench.part(name, functools.partial(peer, bench, name, command))
+        found[name] = torch_command(bench, script, *counts, "--remat", remat)
+    return found
 
 
 def bench_all(bench: Bench, parts: Sequence[str], others: Sequence[str]) -> None:
@@ -398,8 +417,8 @@ def plan_all(
         "ours": ours,
         "even batch": lambda: plans.even_batch(made, chain),
         "even state": even_state,
-        "layered accumulation": lambda: plans.layered(made, chain, ours()),
-        "layered accumulation off": lambda: plans.plain_order(made, chain, ours()),
+        "layered accumulation": lambda: plans.layered(chain, ours()),
+        "layered accumulation off": lambda: plans.plain_order(chain, ours()),
     }
 
     def run_all(*names: str) -> None:
@@ -419,7 +438,8 @@ def plan_all(
         "memory": lambda: bench.part(
             "memory", lambda: flat_memory(bench, chain, cluster, files)
         ),
-        "peers": lambda: None if bench.small else peers(bench, others),
+        "peers": lambda: peers(bench, given_peers(bench, others)),
+        "fsdp": lambda: peers(bench, fsdp(bench)),
     }
     bench.part("planning", planning)
     for part in parts:

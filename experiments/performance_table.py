@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.emulated import table as emulated
+
 PLAIN, ONE, PLAIN_AGAIN = "plain", "one card", "plain again"
 LANES = "4 lanes"
 PIPELINE = "pipeline of 4"
 MIXED = "card and CPU"
 DRAWN = "drawn plans"
+EMULATED = "emulated"
 
 ASKED_BY = {
     "one": (PLAIN, ONE, PLAIN_AGAIN),
@@ -33,7 +36,7 @@ HEAD = """\
 
 Written by `python -m experiments.performance_table docs/measured > docs/performance.md`
 from the files in `docs/measured`, each of which one run of a benchmark has written.
-Nothing here was measured on unlike cards.
+Nothing here was measured on unlike cards; equal ones have been made unlike.
 
 The model of the speed tables is a Llama of 1.35 billion parameters (24 layers, width
 2048, feed-forward 5504, vocabulary 32000) in bfloat16 with fp32 master weights and
@@ -192,6 +195,9 @@ def targets(runs: Sequence[Run]) -> Iterator[Target]:
                     cards=1,
                 )
 
+        for figure in emulated.figures(run.rows.get(EMULATED, {})):
+            yield Target(**figure._asdict(), run=run, cards=run.what["cards"])
+
 
 def _drawn(run: Run) -> Sequence[Mapping[str, Any]]:
     plans: Sequence[Mapping[str, Any]] = run.rows[DRAWN]["plans"]
@@ -234,6 +240,7 @@ def page(runs: Sequence[Run]) -> str:
         ("Four cards, a lane each", _lanes),
         ("Four cards, a stage each", _pipeline),
         ("A card and the CPU in one process", _mixed),
+        ("Four cards made unlike", _emulated),
         ("What plans promise", _promises),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]
@@ -346,6 +353,14 @@ def _promises(run: Run) -> Iterator[str]:
             f"| {promised / peak:.3f} | {predicted_s * 1e3:.1f} ms "
             f"| {measured_s * 1e3:.1f} ms | {predicted_s / measured_s:.3f} |"
         )
+    yield ""
+    yield run.source()
+
+
+def _emulated(run: Run) -> Iterator[str]:
+    if EMULATED not in run.rows:
+        return
+    yield from emulated.section(run.rows[EMULATED])
     yield ""
     yield run.source()
 

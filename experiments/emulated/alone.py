@@ -18,6 +18,7 @@ from experiments.bench_llama import batches, measure
 from experiments.emulated.cards import Setting, setting
 from experiments.emulated.plans import A_SEGMENT, on_one
 from experiments.emulated.running import make_engine, stepper
+from hexijax.costs.compute import fused_attention
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.runtime.profiling import (
@@ -39,6 +40,8 @@ def alone(
     card, name = setting.cards[number], setting.devices[number]
     cluster = setting.cluster()
     segments = even_segments(chain, A_SEGMENT)
+    fused = fused_attention(cluster.device(name).profile, setting.size.dtype)
+    layers = chain.layers_under(fused_attention=fused)
     profiled = setting.first_of_kind[card.kind] == number
     found: dict[str, Any] = {"rates": [], "rows": []}
 
@@ -57,7 +60,7 @@ def alone(
     for size in card.sizes:
         count = max(1, card.a_step // size)
         plan = on_one(setting, chain, name, size=size, microbatches=count)
-        row, whole = timed(plan, setting.steps)
+        row, whole = timed(plan, setting.steps - 1)
         rate = plan.batch_size * setting.size.length / row["step_s"]
         row |= {"microbatch": size, "batch_size": plan.batch_size, "tokens_per_s": rate}
         found["rates"].append(row)
@@ -70,7 +73,7 @@ def alone(
         )
         _, apart = timed(plan, 0)
         found["rows"] += layer_rows(
-            chain, segments, apart, whole, dtype=setting.size.dtype, samples=size
+            layers, segments, apart, whole, dtype=setting.size.dtype, samples=size
         )
         if size == card.sizes[0]:
             found["rows"].append(update_row(chain, whole))

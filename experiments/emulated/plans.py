@@ -56,26 +56,26 @@ def even_batch(setting: Setting, chain: Chain) -> Plan:
     )
 
 
-def layered(setting: Setting, chain: Chain, like: Plan) -> Plan:
+def layered(chain: Chain, like: Plan) -> Plan:
     """The batches of a plan under layered accumulation: a segment's parameters are
     gathered twice a step, whatever its microbatches, its gradient is summed once, and
     the backward computes activations again. They wait on the device."""
-    return _gathered(setting, chain, like, Schedule.LAYERED)
+    return _gathered(chain, like, Schedule.LAYERED)
 
 
-def plain_order(setting: Setting, chain: Chain, like: Plan) -> Plan:
+def plain_order(chain: Chain, like: Plan) -> Plan:
     """The same without it: a segment is gathered for every microbatch, twice."""
-    return _gathered(setting, chain, like, Schedule.ONE_F_ONE_B)
+    return _gathered(chain, like, Schedule.ONE_F_ONE_B)
 
 
 def _gathered(
-    setting: Setting,
     chain: Chain,
     like: Plan,
     schedule: Schedule,
     waits: Memory = Memory.DEVICE,
+    most: int = A_SEGMENT,
 ) -> Plan:
-    segments = even_segments(chain, A_SEGMENT)
+    segments = even_segments(chain, most)
     replicas = tuple(
         dataclasses.replace(
             replica,
@@ -127,7 +127,10 @@ def on_one(
 
 
 def flat(setting: Setting, chain: Chain, device: str, microbatches: int) -> Plan:
-    """Layered accumulation on one device, of ``microbatches`` of two sequences, whose
-    activations wait in host memory."""
+    """Layered accumulation on one device, of ``microbatches`` of two sequences.
+
+    Every layer's activations wait in host memory: of a longer segment those inside it
+    would wait on the device.
+    """
     like = on_one(setting, chain, device, size=2, microbatches=microbatches)
-    return _gathered(setting, chain, like, Schedule.LAYERED, Memory.HOST)
+    return _gathered(chain, like, Schedule.LAYERED, Memory.HOST, 1)

@@ -80,6 +80,7 @@ def run(
     *,
     steps: int,
     trace: Path | None,
+    brief: bool,
 ) -> None:
     """Measures; ``keep`` is given what is known so far, again and again."""
     engine, result = make_engine(setting, plan, chain, cluster)
@@ -88,6 +89,8 @@ def run(
     found["tokens_per_s"] = plan.batch_size * setting.size.length / found["step_s"]
     found["peak_bytes"] = engine.peak_bytes_by_device()
     keep(found)
+    if brief:
+        return
     began = time.perf_counter()
     wait = step(100)
     found["dispatch_s"] = time.perf_counter() - began
@@ -111,6 +114,7 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--brief", action="store_true", help="no more than the steps")
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
     run(
@@ -121,6 +125,7 @@ def main() -> None:
         lambda found: _write(args.result, found),
         steps=args.steps,
         trace=args.trace,
+        brief=args.brief,
     )
 
 

@@ -23,9 +23,9 @@ CLOCK_HZ = 2.0e9
 
 SPIN = r"""
 extern "C" __global__ void spin(const volatile int* stop, long long cycles) {
-  extern __shared__ char all[];
+  extern __shared__ char claimed[];
   if (threadIdx.x == 0) {
-    all[0] = 0;
+    claimed[0] = 0;
     const long long start = clock64();
     while (!*stop && clock64() - start < cycles) __nanosleep(500000);
   }

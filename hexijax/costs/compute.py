@@ -154,9 +154,10 @@ class Same:
 
 def time_basis(chain: Chain, mesh: MeshShape, samples: int) -> dict[Basis, int]:
     """How many layers' times were measured, interpolated, extrapolated or reckoned."""
+    layers = chain.layers_under(fused_attention=mesh.fused_attention)
     found = collections.Counter(
         basis(mesh.profile, layer.signature, mesh.dtype, mesh.tensor, samples)
-        for layer in chain.layers
+        for layer in layers
     )
     return dict(found)
 

@@ -316,8 +316,9 @@ class Engine:
         return [arrays[i] for i in which] if floats else list(arrays)
 
     @memo
-    def _zeros(self, place: Place, group: str) -> Callable[[], Any]:
-        return zeros(self.layout, place, self.groups[group].group.leaves)
+    def _zeros(self, place: Place, groups: tuple[str, ...]) -> Callable[[], Any]:
+        leaves = [x for name in groups for x in self.groups[name].group.leaves]
+        return zeros(self.layout, place, leaves)
 
     @memo
     def _consts(self, place: Place) -> dict[str, jax.Array]:

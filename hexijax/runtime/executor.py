@@ -8,6 +8,7 @@ choice.
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -59,8 +60,8 @@ class Parts:
     segments: Mapping[tuple[Place, int], Compiled]
     groups: Mapping[str, GroupRuntime]
     borders: Mapping[tuple[Place, Place, str, Kind], Border]
-    zeros: Callable[[Place, str], Callable[[], Any]]
-    """(place, group) -> maker of fresh gradient accumulators."""
+    zeros: Callable[[Place, tuple[str, ...]], Callable[[], Any]]
+    """(place, groups) -> maker of fresh gradient accumulators, one after another."""
     load: Callable[[int, int, Place], Any]
     """(replica, microbatch, place) -> its batch arrays, of the current step."""
     consts: Callable[[Place], Mapping[str, Any]]
@@ -446,7 +447,10 @@ class Executor:
             for name in self._groups_of[place, instruction.segment]
             if groups[name].group.trainable
         ]
-        sources = [(before.get(name), self._parts.zeros(place, name)) for name in names]
+        sizes = [len(groups[name].group.leaves) for name in names]
+        sources = [(before.get(n), size) for n, size in zip(names, sizes, strict=True)]
+        new = tuple(name for name in names if name not in before)
+        zeros = self._parts.zeros(place, new) if new else tuple
         targets: list[tuple[int, int, int]] = []
         start = 0
         for name in names:
@@ -455,10 +459,11 @@ class Executor:
             start += size
 
         def take(slots: Slots) -> Any:
+            made = iter(zeros())
             return tuple(
                 x
-                for slot, zero in sources
-                for x in (zero() if slot is None else slots[slot])
+                for slot, size in sources
+                for x in (itertools.islice(made, size) if slot is None else slots[slot])
             )
 
         def keep(slots: Slots, grads: Any) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from hexijax.layers.chain import Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.program.program import Memory
@@ -21,6 +22,7 @@ from hexijax.runtime.group_shapes import Arrays, GroupShapes, is_like
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
+from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
 
@@ -36,6 +38,13 @@ class Gathers(GroupShapes):
             return self._from_host(home, state["master"])
         dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
         masters = self._masters(home)
+        if self._packs(home):
+            pack = self.programs.get(
+                functools.partial(self._pack, home),
+                (masters,),
+                out_shardings=(self.layout.replicated(home),) * len(self._packs(home)),
+            )
+            return (*pack(state["master"]), *self._uncast(home, state["master"]))
         if all(m.dtype == jnp.dtype(d) for m, d in zip(masters, dtypes, strict=True)):
             return state["master"]
         f = self.programs.get(
@@ -44,6 +53,28 @@ class Gathers(GroupShapes):
             out_shardings=self._slices(home),
         )
         return f(state["master"])
+
+    def _pack(self, home: Place, masters: Arrays) -> Arrays:
+        """The masters that travel in another dtype, in one array for each."""
+        return tuple(
+            pack([masters[i].astype(dtype) for i in which])
+            for dtype, which in self._packs(home).items()
+        )
+
+    def _uncast(self, home: Place, masters: Arrays) -> Arrays:
+        """The masters that travel as they are."""
+        casts = self._casts(home)
+        return tuple(x for x, cast in zip(masters, casts, strict=True) if not cast)
+
+    def _unpack(self, home: Place, arrays: Arrays) -> list[jax.Array]:
+        """What ``_pack`` and ``_uncast`` gave, as a home's boxes in their order."""
+        packs, shapes = self._packs(home), self._shapes(home)
+        found: dict[int, jax.Array] = {}
+        for flat, which in zip(arrays, packs.values(), strict=False):
+            boxes = unpack(flat, [shapes[i] for i in which])
+            found |= dict(zip(which, boxes, strict=True))
+        rest = iter(arrays[len(packs) :])
+        return [found[i] if i in found else next(rest) for i in range(len(shapes))]
 
     def _from_host(self, home: Place, masters: Arrays) -> Arrays:
         """One by one: of their own dtype, no device ever holds more than one, of what
@@ -63,6 +94,11 @@ class Gathers(GroupShapes):
         """Every leaf's pieces on their way to a place."""
         if self.homes == (place,):
             return slices[place]
+        if any(map(self._packs, self.homes)):
+            sent = [x for home in self.homes for x in slices[home]]
+            here = self._at(place)
+            came = iter(move(sent, [here] * len(sent)))
+            return [tuple(next(came) for _ in slices[home]) for home in self.homes]
         flat: list[jax.Array] = []
         targets: list[NamedSharding] = []
         order: list[tuple[str, Box]] = []
@@ -80,8 +116,47 @@ class Gathers(GroupShapes):
 
     def join(self, place: Place, pieces: Any) -> Arrays:
         """The group's parameters as a place computes with them."""
+        if any(map(self._packs, self.homes)):
+            return self._join_packs(place)(pieces)
         make = self._spread if self.homes == (place,) else self._join
         return make(place)(pieces)
+
+    @memo
+    def _join_packs(self, place: Place) -> Callable[..., Any]:
+        """Boxes that have come in packs become whole parameters."""
+        target, here = self._params(place), self.layout.replicated(place)
+
+        def f(parts: list[Arrays]) -> Arrays:
+            boxes: dict[str, list[tuple[Box, jax.Array]]] = {}
+            for home, arrays in zip(self.homes, parts, strict=True):
+                unpacked = self._unpack(home, arrays)
+                for (leaf, box), x in zip(self.held[home], unpacked, strict=True):
+                    boxes.setdefault(leaf.id, []).append((box, x))
+            return tuple(
+                _whole(leaf, boxes[leaf.id]).astype(t.dtype)
+                for leaf, t in zip(self.group.leaves, target, strict=True)
+            )
+
+        def arrives(home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+            shapes, packs = self._shapes(home), self._packs(home)
+            flats = (
+                struct((size_of([shapes[i] for i in which]),), dtype, here)
+                for dtype, which in packs.items()
+            )
+            alone = (
+                struct(shape, leaf.dtype, here)
+                for (leaf, _), shape, cast in zip(
+                    self.held[home], shapes, self._casts(home), strict=True
+                )
+                if not cast
+            )
+            return (*flats, *alone)
+
+        return self.programs.get(
+            f,
+            ([arrives(home) for home in self.homes],),
+            out_shardings=tuple(t.sharding for t in target),
+        )
 
     @memo
     def _spread(self, place: Place) -> Callable[..., Any]:
@@ -144,6 +219,15 @@ class Gathers(GroupShapes):
         return self.programs.get(
             f, (parts,), out_shardings=tuple(t.sharding for t in target)
         )
+
+
+def _whole(leaf: Leaf, boxes: list[tuple[Box, jax.Array]]) -> jax.Array:
+    """A leaf of all its boxes, cut along one dim."""
+    ordered = [x for _, x in sorted(boxes, key=lambda each: each[0])]
+    if len(ordered) == 1:
+        return ordered[0]
+    dims = [d for d, rows in enumerate(leaf.shape) if ordered[0].shape[d] != rows]
+    return jnp.concatenate(ordered, axis=dims[0])
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from hexijax.layers.chain import Group, Leaf
@@ -51,6 +52,51 @@ class GroupShapes:
     def state_buffer(self, home: Place) -> Buffer:
         """What a Program calls the state at a home."""
         return state_name(home, self.group.name, memory=self._memory)
+
+    @property
+    def _packed(self) -> bool:
+        """Whether what goes from one place to another goes as one array a dtype: no
+        place divides it."""
+        alone = len(self.homes) == 1 and self.homes[0] in self.members
+        places = (*self.homes, *self.members)
+        return (
+            self.group.trainable
+            and not alone
+            and all(self._devices(place) == 1 for place in places)
+        )
+
+    def _devices(self, place: Place) -> int:
+        _, lanes, tensor = self.layout.shape(place)
+        return lanes * tensor
+
+    @memo
+    def _at(self, place: Place) -> NamedSharding:
+        """Whole on every device of a place."""
+        return self.layout.replicated(place)
+
+    @memo
+    def _shapes(self, home: Place) -> tuple[tuple[int, ...], ...]:
+        """Of a home's boxes."""
+        return tuple(box_shape(box) for _, box in self.held[home])
+
+    @memo
+    def _casts(self, home: Place) -> tuple[bool, ...]:
+        """Which leaves of a home travel in another dtype than their master's."""
+        return tuple(
+            jnp.dtype(self.slice_dtypes[leaf.id]) != jnp.dtype(leaf.dtype)
+            for leaf, _ in self.held[home]
+        )
+
+    @memo
+    def _packs(self, home: Place) -> dict[str, tuple[int, ...]]:
+        """Dtype of each array in which a home's parameters travel, and which of its
+        leaves are in it. Those that are not cast travel alone, as they lie."""
+        found: dict[str, list[int]] = {}
+        for i, cast in enumerate(self._casts(home) if self._packed else ()):
+            if cast:
+                leaf, _ = self.held[home][i]
+                found.setdefault(self.slice_dtypes[leaf.id], []).append(i)
+        return {dtype: tuple(which) for dtype, which in found.items()}
 
     @memo
     def _pieces(self, place: Place, home: Place) -> tuple[NamedSharding, ...]:

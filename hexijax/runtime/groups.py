@@ -133,6 +133,8 @@ class GroupRuntime(Sums, Gathers):
         new, cast = f(state, grads, *(() if verdict is None else (verdict,)))
         if not travels:
             return new, ()
+        if self._packs(home):
+            return new, (*cast, *self._uncast(home, new["master"]))
         narrow = iter(cast)
         return new, tuple(
             next(narrow) if cast_it else master
@@ -140,18 +142,11 @@ class GroupRuntime(Sums, Gathers):
         )
 
     @memo
-    def _casts(self, home: Place) -> tuple[bool, ...]:
-        """Which leaves of a home travel in another dtype than their master's."""
-        return tuple(
-            jnp.dtype(self.slice_dtypes[leaf.id]) != jnp.dtype(leaf.dtype)
-            for leaf, _ in self.held[home]
-        )
-
-    @memo
     def _update_program(
         self, home: Place, judged: bool, travels: bool
     ) -> Callable[..., Any]:
         names, guarded, unscale = self._names(home), self._guarded, self._unscale
+        packs = self._packs(home) if travels else {}
         casts = [
             self.slice_dtypes[leaf.id] if cast_it and travels else None
             for (leaf, _), cast_it in zip(
@@ -175,6 +170,8 @@ class GroupRuntime(Sums, Gathers):
             if guarded:
                 finite = verdict[0][2] > 0
                 new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
+            if packs:
+                return new, self._pack(home, tuple(new["master"]))
             cast = (x.astype(d) for x, d in zip(new["master"], casts, strict=True) if d)
             return new, tuple(cast)
 
@@ -186,6 +183,8 @@ class GroupRuntime(Sums, Gathers):
         cast_to = tuple(
             sharding for sharding, d in zip(where["master"], casts, strict=True) if d
         )
+        if packs:
+            cast_to = (self.layout.replicated(home),) * len(packs)
         return self.programs.get(
             f, tuple(args), out_shardings=(where, cast_to), donate_argnums=(0,)
         )

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Layer
 from hexijax.program.program import Backward, Forward, Instruction, Update
 from hexijax.runtime.engine import Engine
 
@@ -82,7 +82,7 @@ def segment_s(times: Times) -> dict[int, tuple[float, float]]:
 
 
 def layer_rows(
-    chain: Chain,
+    layers: Sequence[Layer],
     segments: Sequence[int],
     apart: Times,
     whole: Times,
@@ -93,7 +93,7 @@ def layer_rows(
     """Rows of a kind's ``layer_times``: one for each layer that is unlike.
 
     Args:
-      chain: the layers.
+      layers: the chain's, as the kind runs them: with fused attention or without.
       segments: how ``apart`` was cut, by ``even_segments``.
       apart: of a step whose segments run forward and backward in programs of their own;
         the last is one program, whatever the plan.
@@ -111,7 +111,7 @@ def layer_rows(
     for segment, count in enumerate(segments):
         forward_s, backward_s = (seconds / count for seconds in each[segment])
         row = {
-            "signature": chain.layers[start].signature,
+            "signature": layers[start].signature,
             "dtype": dtype,
             "samples": samples,
             "forward_s": forward_s * joined,

@@ -22,6 +22,7 @@ from hexijax.runtime.group_shapes import Arrays, GroupShapes, cut
 from hexijax.runtime.layout import DATA, MODEL, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
+from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
 
@@ -37,6 +38,8 @@ class Sums(GroupShapes):
         """Home -> each member's gradient of its boxes, on the way there."""
         if self._alone:
             return dict(grads)
+        if self._packed:
+            return self._send_packs(grads)
         parts: dict[Place, list[Arrays]] = {home: [] for home in self.homes}
         for member in self.members:
             boxes = self._partial(member)(grads[member])
@@ -47,8 +50,44 @@ class Sums(GroupShapes):
                 parts[home].append(tuple(next(moved) for _ in self.held[home]))
         return dict(parts)
 
+    def _send_packs(self, grads: Mapping[Place, Arrays]) -> dict[Place, Any]:
+        """The same where each member's boxes for a home are one array."""
+        sent = [x for m in self.members for x in self._pack_grads(m)(grads[m])]
+        there = [self._at(home) for home in self.homes]
+        came = move(sent, there * len(self.members))
+        count = len(self.homes)
+        return {home: came[i::count] for i, home in enumerate(self.homes)}
+
+    @memo
+    def _pack_grads(self, member: Place) -> Callable[..., Any]:
+        index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
+
+        def f(grads: Arrays) -> Arrays:
+            return tuple(
+                pack([cut(grads[index[leaf.id]], box) for leaf, box in self.held[home]])
+                for home in self.homes
+            )
+
+        out = (self.layout.replicated(member),) * len(self.homes)
+        return self.programs.get(f, (self._grads(member),), out_shardings=out)
+
+    @memo
+    def _add_packs(self, home: Place) -> Callable[..., Any]:
+        shapes = self._shapes(home)
+
+        def f(parts: list[jax.Array]) -> tuple[Arrays, jax.Array]:
+            summed = unpack(functools.reduce(jnp.add, parts), shapes)
+            return summed, _squares(summed)
+
+        here = self.layout.replicated(home)
+        flat = struct((size_of(shapes),), "float32", here)
+        args = ([flat] * len(self.members),)
+        return self.programs.get(f, args, out_shardings=(self._slices(home), here))
+
     def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
         """The summed boxes of a home, and their sum of squares."""
+        if self._packed:
+            return self._add_packs(home)(pieces)
         return (self._lanes_alone if self._alone else self._add)(home)(pieces)
 
     @memo

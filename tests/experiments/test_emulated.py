@@ -53,7 +53,7 @@ def test_rows_tell_one_program_from_two():
     # All in one program takes nine tenths of what the segments before the last take.
     whole_s = 0.9 * 9 * 3e-3 + 3e-3
     rows = layer_rows(
-        CHAIN,
+        CHAIN.layers,
         segments,
         apart,
         times((len(CHAIN.layers),), joined_s=whole_s),
@@ -125,8 +125,8 @@ def test_its_plans_are_whole_and_use_every_card(setting):
     cluster = setting.cluster()
     chain = make_chain(4)
     even = plans.even_batch(setting, chain)
-    layered = plans.layered(setting, chain, even)
-    off = plans.plain_order(setting, chain, even)
+    layered = plans.layered(chain, even)
+    off = plans.plain_order(chain, even)
     assert (layered.schedule, off.schedule) == (
         Schedule.LAYERED,
         Schedule.ONE_F_ONE_B,
