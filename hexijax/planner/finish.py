@@ -219,7 +219,10 @@ class Finisher:
         Where memory presses, where nothing fitted, and where gradients on their way are
         a notable part of the step.
         """
-        if self._options.schedule not in (None, Schedule.LAYERED):
+        if not self._options.layered or self._options.schedule not in (
+            None,
+            Schedule.LAYERED,
+        ):
             return
         pressed = [
             self._layout(plan)
@@ -326,7 +329,13 @@ class Finisher:
                 least -= 1
                 self._check_time()
                 tried.add(plan)
-                budget -= num_instructions(plan)
+                if (
+                    plan.schedule is not Schedule.LAYERED
+                    or best.schedule is plan.schedule
+                ):
+                    budget -= num_instructions(
+                        plan
+                    )  # else the other walks were shorter
                 found = self._add(plan)
                 if found is not None and found < least_cost * (1 - 1e-9):
                     best, least_cost, at, improved = plan, found, i, True

@@ -56,6 +56,8 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     single = all(len(replica.stages) == 1 for replica in plan.replicas)
     if options.schedule is not None or not several or not single:
         return
+    if not options.layered:
+        return
     if plan.schedule is Schedule.LAYERED:
         yield _with(plan, Schedule.ONE_F_ONE_B, params=(), waits=())
         return

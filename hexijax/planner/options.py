@@ -81,6 +81,10 @@ class PlanOptions:
     """Devices that compute with a parameter hold equal parts of its state, as in FSDP;
     else uneven ones where even ones do not fit, or cost time."""
 
+    layered: bool = True
+    """Segments may run all microbatches one by one, with parameters gathered for each
+    pass and borders in host memory, where that fits or is faster."""
+
     per_microbatch: bool = False
     """The loss is one a microbatch: none holds padding, and all stages of a replica
     have as many lanes."""

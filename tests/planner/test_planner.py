@@ -245,12 +245,13 @@ def test_a_model_that_fits_nowhere_is_refused_with_numbers():
     chain = make_chain(10, width=2048, rows=2048)
     with pytest.raises(InfeasiblePlanError) as caught:
         make_plan(chain, cluster, batch_size=8)
-    need = chain.num_params * 20
+    need, stays = chain.num_params * 20, chain.num_params * 16
     assert str(caught.value) == (
         "No split of the 12 layers of toy over 3 devices fits in memory: the layers "
         f"hold {need:,} bytes of parameters, gradients and state, and the devices have "
         "167,772,160 usable together (2 x fast with 67,108,864, 1 x slow with "
-        "33,554,432). "
+        "33,554,432). Where parameters are gathered for each pass and freed after it, "
+        f"sums of gradients and state stay, {stays:,} bytes. "
         "Add devices, or devices with more memory, or a smaller sample (shorter "
         "sequences)."
     )
