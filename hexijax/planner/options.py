@@ -40,8 +40,8 @@ class PlanOptions:
     """Of one device, by kind, over what profiles say; for money's sake only."""
 
     schedule: Schedule | None = None
-    """Order of the microbatches; None: 1F1B, and where it is faster another but
-    GPipe."""
+    """Order of the microbatches; None: 1F1B, and where it is faster, or the only one
+    that fits, another but GPipe."""
 
     rounds: int = 2
     """Stages a device set holds under ``interleaved``."""
