@@ -62,6 +62,9 @@ HOPE, MUCH = 0.001, 0.05
 NOTABLE = 0.05
 """Of a step, what gradients and new parameters take beside compute."""
 
+NEARLY = 1.05
+"""As far from the best, regimes of few devices are simulated: the formula errs so."""
+
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
 
@@ -122,11 +125,13 @@ class Finisher:
         )
 
     def best_layouts(self) -> list[tuple[float, Plan]]:
-        """The same, one a layout."""
+        """The same, one a layout; of few devices two, where one is layered."""
+        few = len(self._cluster.devices) <= FEW
         found: dict[object, tuple[float, Plan]] = {}
         for cost, plan in self.best():
             key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
-            found.setdefault(key, (cost, plan))
+            layered = few and plan.schedule is Schedule.LAYERED
+            found.setdefault((key, layered), (cost, plan))
         return [*found.values()]
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
@@ -243,10 +248,10 @@ class Finisher:
                     each = scorer.score(layout)
                     if each:
                         found.append((each.cost, len(found), each, scorer))
-        tried = 0
+        tried, few = 0, len(self._cluster.devices) <= FEW
         for cost, _, each, scorer in sorted(found, key=lambda x: x[:2]):
             best = min(self.finished.values(), default=math.inf)
-            if cost > best * (1 - WORTH):
+            if cost > best * (NEARLY if few else 1 - WORTH):
                 return
             tried += self._fit(each, scorer)
             if tried == STORED:

@@ -59,7 +59,9 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     if not options.layered:
         return
     if plan.schedule is Schedule.LAYERED:
-        yield _with(plan, Schedule.ONE_F_ONE_B, params=(), waits=())
+        if not any(stage.params for _, stage in plan.stages()):
+            yield _freed(plan)
+        yield _plain(plan)
         return
     yield dataclasses.replace(plan, schedule=Schedule.LAYERED, prediction=None)
     if Remat.FULL in options.remat:
@@ -67,25 +69,35 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
         yield dataclasses.replace(plan, schedule=Schedule.LAYERED, prediction=None)
 
 
-def _with(
-    plan: Plan,
-    schedule: Schedule,
-    params: tuple[Params, ...],
-    waits: tuple[Memory, ...],
-) -> Plan:
+def _plain(plan: Plan) -> Plan:
     replicas = tuple(
         dataclasses.replace(
             replica,
             stages=tuple(
-                dataclasses.replace(stage, params=params, waits=waits)
+                dataclasses.replace(stage, params=(), waits=())
                 for stage in replica.stages
             ),
         )
         for replica in plan.replicas
     )
     return dataclasses.replace(
-        plan, replicas=replicas, schedule=schedule, prediction=None
+        plan, replicas=replicas, schedule=Schedule.ONE_F_ONE_B, prediction=None
     )
+
+
+def _freed(plan: Plan) -> Plan:
+    """With nothing to gather when a step ends, and more when it begins."""
+    replicas = tuple(
+        dataclasses.replace(
+            replica,
+            stages=tuple(
+                dataclasses.replace(stage, params=(Params.FREED,) * len(stage.segments))
+                for stage in replica.stages
+            ),
+        )
+        for replica in plan.replicas
+    )
+    return dataclasses.replace(plan, replicas=replicas, prediction=None)
 
 
 def _recomputed(plan: Plan) -> Plan:
