@@ -375,6 +375,8 @@ def bench_all(bench: Bench, parts: Sequence[str], others: Sequence[str]) -> None
             bench.environment = dict(stack.enter_context(mps(bench.work)))
             bench.found["mps"] = bool(bench.environment)
             bench.part("slowed", lambda: hold("slowed", slow))
+            if "slowed" not in bench.found:
+                return
         if "check" in parts:
             bench.part("check", lambda: check(bench))
         if "alone" in parts:
