@@ -9,6 +9,7 @@ after each size.
 
 import argparse
 import gc
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -57,23 +58,29 @@ def alone(
         tokens = batches(setting.size, plan.batch_size)()
         return row, instruction_times(engine, {"tokens": tokens}, 100)
 
-    for size in card.sizes:
+    for size, remat in itertools.product(card.sizes, card.remats):
         count = max(1, card.a_step // size)
-        plan = on_one(setting, chain, name, size=size, microbatches=count)
+        given = {"setting": setting, "chain": chain, "device": name, "remat": remat}
+        plan = on_one(**given, size=size, microbatches=count)
         row, whole = timed(plan, setting.steps - 1)
         rate = plan.batch_size * setting.size.length / row["step_s"]
-        row |= {"microbatch": size, "batch_size": plan.batch_size, "tokens_per_s": rate}
+        row |= {"microbatch": size, "remat": remat.value}
+        row |= {"batch_size": plan.batch_size, "tokens_per_s": rate}
         found["rates"].append(row)
         keep(found)
         gc.collect()
-        if not profiled:
+        if not profiled or remat is not card.remats[0]:
             continue
-        plan = on_one(
-            setting, chain, name, size=size, microbatches=PROFILED, segments=segments
-        )
+        plan = on_one(**given, size=size, microbatches=PROFILED, segments=segments)
         _, apart = timed(plan, 0)
         found["rows"] += layer_rows(
-            layers, segments, apart, whole, dtype=setting.size.dtype, samples=size
+            layers,
+            segments,
+            apart,
+            whole,
+            dtype=setting.size.dtype,
+            samples=size,
+            remat=remat,
         )
         if size == card.sizes[0]:
             found["rows"].append(update_row(chain, whole))

@@ -12,6 +12,7 @@ from experiments.bench_llama import SMALL as SMALL_MODEL
 from experiments.bench_llama import Size
 from experiments.emulated.slowing import Hold
 from hexijax.cluster import Cluster
+from hexijax.layers.chain import Remat
 
 GIB = 2**30
 
@@ -37,6 +38,9 @@ class Card:
 
     sizes: tuple[int, ...]
     """Microbatches that are measured when it is alone, the likeliest first."""
+
+    remats: tuple[Remat, ...] = (Remat.DOTS,)
+    """Policies of the layers then; profiles are those of the first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +128,7 @@ def _card(
     memory_gib: float,
     a_step: int,
     sizes: tuple[int, ...],
+    *remats: Remat,
 ) -> Card:
     hold = Hold(card=number, multiprocessors=multiprocessors, keep_gib=memory_gib)
     return Card(
@@ -133,16 +138,17 @@ def _card(
         memory_gib=memory_gib,
         a_step=a_step,
         sizes=sizes,
+        remats=remats or (Remat.DOTS,),
     )
 
 
 LARGE = Setting(
     size=dataclasses.replace(MODEL, kind="whole", steps=6),
     cards=(
-        _card(0, "whole", 0, 1.0, 80, 64, (8, 4)),
-        _card(1, "half", 66, 0.54, 40, 32, (4, 8)),
+        _card(0, "whole", 0, 1.0, 80, 64, (8, 7)),
+        _card(1, "half", 66, 0.54, 40, 32, (7, 4)),
         _card(2, "quarter", 99, 0.28, 24, 16, (2, 4)),
-        _card(3, "whole", 0, 1.0, 80, 64, (8,)),
+        _card(3, "whole", 0, 1.0, 80, 64, (8,), Remat.DOTS, Remat.NONE),
     ),
     batch_size=256,
     steps=6,

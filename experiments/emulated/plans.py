@@ -19,10 +19,15 @@ A_SEGMENT = 4
 def ours(
     setting: Setting, chain: Chain, cluster: Cluster, *, even_state: bool = False
 ) -> Plan:
-    """What the planner finds."""
+    """What the planner finds, of programs that hold a whole stage and of policies that
+    were no slower when cards were alone: there a forward that keeps all is."""
     sizes = [size for card in setting.cards for size in card.sizes]
     options = PlanOptions(
-        grouping=Grouping.MESH, max_microbatch_size=max(sizes), even_state=even_state
+        grouping=Grouping.MESH,
+        max_microbatch_size=max(sizes),
+        remat=(Remat.DOTS, Remat.FULL),
+        layers_per_segment=len(chain.layers),
+        even_state=even_state,
     )
     return make_plan(
         chain,
@@ -43,6 +48,7 @@ def even_batch(setting: Setting, chain: Chain) -> Plan:
                     devices=(name,),
                     layers=(0, len(chain.layers)),
                     dtype=setting.size.dtype,
+                    remat=(Remat.DOTS,) * len(chain.layers),
                 ),
             ),
             microbatches=each // size,
@@ -108,13 +114,16 @@ def on_one(
     size: int,
     microbatches: int,
     segments: tuple[int, ...] = (),
+    remat: Remat = Remat.NONE,
 ) -> Plan:
-    """The whole model on one device."""
+    """The whole model on one device; the last layer keeps all it has."""
+    before = len(chain.layers) - 1
     stage = Stage(
         devices=(device,),
-        layers=(0, len(chain.layers)),
+        layers=(0, before + 1),
         dtype=setting.size.dtype,
         segments=segments,
+        remat=(*[remat] * before, Remat.NONE),
     )
     samples = size * microbatches
     replica = Replica(

@@ -8,7 +8,7 @@ from experiments.emulated.overlap import both, length, merged
 from experiments.emulated.plans import on_one
 from hexijax.cluster import Cluster
 from hexijax.costs.memory import plan_memory
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Plan
 from hexijax.simulator import Timeline, predict
 
@@ -71,8 +71,9 @@ def alone(
                 setting.devices[number],
                 size=rate["microbatch"],
                 microbatches=rate["batch_size"] // rate["microbatch"],
+                remat=Remat(rate["remat"]),
             )
-            rows[f"card {number} by {rate['microbatch']}"] = {
+            rows[f"card {number} by {rate['microbatch']} {rate['remat']}"] = {
                 "predicted_s": predict(plan, chain, cluster).step_s,
                 "measured_s": rate["step_s"],
             }

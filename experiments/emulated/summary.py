@@ -33,7 +33,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     for number, card in enumerate(found.get("alone", ())):
         for rate in card.get("rates", ()):
             yield (
-                f"card {number} alone by {rate['microbatch']}: "
+                f"card {number} alone by {rate['microbatch']} {rate['remat']}: "
                 f"{rate['tokens_per_s']:,.0f} tokens/s, step {rate['step_s']:.3f} "
                 f"({rate['least_s']:.3f} to {rate['most_s']:.3f}), "
                 f"compiled in {rate['compile_s']:.0f} s"

@@ -92,7 +92,7 @@ def _cards(found: Mapping[str, Any]) -> Iterator[str]:
     rates = found["check"]["product_flops_per_s"]
     for number, card in enumerate(found["cards"]):
         alone = ", ".join(
-            f"{rate['microbatch']}: {rate['tokens_per_s']:,.0f}"
+            f"{rate['microbatch']} {rate['remat']}: {rate['tokens_per_s']:,.0f}"
             for rate in found["alone"][number].get("rates", ())
         )
         yield (

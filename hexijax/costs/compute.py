@@ -14,7 +14,14 @@ from collections.abc import Mapping
 
 from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
-from hexijax.costs.measured import Basis, apart_s, basis, measured_s, missing
+from hexijax.costs.measured import (
+    Basis,
+    apart_s,
+    basis,
+    measured_remat,
+    measured_s,
+    missing,
+)
 from hexijax.costs.products import backward_s as backward_s_of
 from hexijax.costs.products import forward_s as forward_s_of
 from hexijax.costs.rates import (
@@ -179,26 +186,29 @@ def _layer_time(
         return whole
     # Of a measured forward, the share that remat computes again is the reckoned one.
     scale = known[0] / whole.forward_s if whole.forward_s else 0.0
-    apart = apart_s(mesh.profile, layer.signature, mesh.dtype, mesh.tensor, samples)
+    key = (mesh.profile, layer.signature, mesh.dtype, mesh.tensor)
+    apart, under = apart_s(*key, samples), measured_remat(*key)
+    again = {policy: s * scale for policy, s in whole.recompute_s.items()}
     return LayerTime(
         forward_s=known[0],
         backward_s=known[1],
         weight_s=known[1] * layer.weight_share,
-        recompute_s={policy: s * scale for policy, s in whole.recompute_s.items()},
-        residual_s={policy: _part_of(apart, whole, policy) for policy in Remat},
+        recompute_s={p: max(0.0, s - again[under]) for p, s in again.items()},
+        residual_s={p: _part_of(apart, whole, p, under) for p in Remat},
     )
 
 
 def _part_of(
-    apart: tuple[float, float], reckoned: LayerTime, policy: Remat
+    apart: tuple[float, float], reckoned: LayerTime, policy: Remat, under: Remat
 ) -> tuple[float, float]:
-    """Of what residuals cost where all are kept, the share of what a policy keeps."""
+    """What residuals cost under a policy, of what they were measured to under another:
+    as much more or less as is reckoned."""
     forward_s, backward_s = (
-        measured * (of / most if most else 1.0)
-        for measured, of, most in zip(
+        measured * (of / whole if whole else 1.0)
+        for measured, of, whole in zip(
             apart,
             reckoned.residual_s[policy],
-            reckoned.residual_s[Remat.NONE],
+            reckoned.residual_s[under],
             strict=True,
         )
     )

@@ -3,7 +3,8 @@
 A row holds ``signature`` (of the layer), ``dtype``, ``tensor`` (degree), ``samples``
 (of one lane's microbatch), ``forward_s`` and ``backward_s``: of both in one program. It
 may hold ``apart_forward_s`` and ``apart_backward_s``: of each in a program of its own,
-nothing computed again; without them these are no different. Between measured counts
+nothing computed again; without them these are no different. Where it was measured with
+another ``remat`` than none, that policy adds nothing to it. Between measured counts
 times go by straight lines, beyond them by the last line's slope, and ``basis`` says
 which it was. A kind that has a layer's times in a dtype at some tensor degrees only is
 refused at the others (``missing`` asks without raising): how a layer speeds up with its
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 
 from hexijax.cluster import DeviceProfile
 from hexijax.errors import UserError
+from hexijax.layers.chain import Remat
 
 Point = tuple[float, float, float, float, float]
 """Samples, then forward and backward in one program, then each in one of its own."""
@@ -74,6 +76,17 @@ def apart_s(
         for joined, apart in ((1, 3), (2, 4))
     )
     return forward_s, backward_s
+
+
+def measured_remat(
+    profile: DeviceProfile, signature: str, dtype: str, tensor: int
+) -> Remat:
+    """The policy under which a layer was measured."""
+    for row in profile.layer_times:
+        key = (row.get("signature"), row.get("dtype"), row.get("tensor", 1))
+        if key == (signature, dtype, tensor) and "remat" in row:
+            return Remat(str(row["remat"]))
+    return Remat.NONE
 
 
 def missing(

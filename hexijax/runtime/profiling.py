@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hexijax.layers.chain import Chain, Layer
+from hexijax.layers.chain import Chain, Layer, Remat
 from hexijax.program.program import Backward, Forward, Instruction, Update
 from hexijax.runtime.engine import Engine
 
@@ -89,6 +89,7 @@ def layer_rows(
     *,
     dtype: str,
     samples: int,
+    remat: Remat = Remat.NONE,
 ) -> list[dict[str, Any]]:
     """Rows of a kind's ``layer_times``: one for each layer that is unlike.
 
@@ -100,6 +101,7 @@ def layer_rows(
       whole: of a step that has all layers in one program.
       dtype: compute dtype of both.
       samples: of their microbatches.
+      remat: of all layers but the last.
     """
     each = segment_s(apart)
     last = len(segments) - 1
@@ -114,6 +116,7 @@ def layer_rows(
             "signature": layers[start].signature,
             "dtype": dtype,
             "samples": samples,
+            "remat": remat.value,
             "forward_s": forward_s * joined,
             "backward_s": backward_s * joined,
             "apart_forward_s": forward_s,
