@@ -29,6 +29,7 @@ from hexijax.costs.rates import CALL_S
 from hexijax.costs.ways import Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
+from hexijax.program import program as ops
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
 from hexijax.program.program import (
@@ -217,6 +218,9 @@ class PlanCosts:
         self, kind: Kind, place: Place, subject: str, comes: bool
     ) -> Load:
         num_bytes = self._moved_bytes(kind, place, subject)
+        return self._way(place, num_bytes, comes=comes)
+
+    def _way(self, place: Place, num_bytes: int, *, comes: bool) -> Load:
         devices, end = self.devices(place), "in" if comes else "out"
         hosts = [host_side(self._cluster, name) for name in devices]
         each_s = tuple(
@@ -235,6 +239,8 @@ class PlanCosts:
         if kind is Kind.STATE:
             held = self.exchange(subject).held.get(place, 0)
             return held * STATE_BYTES * (1 + self._moments)
+        if kind is Kind.GRAD:
+            return self.exchange(subject).held.get(place, 0) * GRAD_BYTES
         stage = self._stages[place]
         if kind is Kind.PARAM:
             shard = shard_size(self.groups[subject], stage.tensor)
@@ -248,6 +254,18 @@ class PlanCosts:
             return segment_kept_bytes(self._chain, layers, *span, stage, samples)
         layer = int(subject.removeprefix("L"))
         return enter_bytes(self._chain, layer, stage.dtype, samples)
+
+    def slice_copy(self, home: Place, group: str) -> Load:
+        """New parameters that the host has made, to their home's devices."""
+        stage = self._stages.get(home)
+        item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
+        num_bytes = item * self.exchange(group).held.get(home, 0)
+        load = self._way(home, num_bytes, comes=True)
+        returns = [
+            num_bytes / host_side(self._cluster, name).return_bytes_per_s
+            for name in self.devices(home)
+        ]
+        return dataclasses.replace(load, seconds=max(returns), holds_s=tuple(returns))
 
     def border_s(self, source: Place, target: Place, layer: int) -> float:
         """One microbatch's activations across the border before a layer."""
@@ -380,10 +398,15 @@ class PlanCosts:
     def _update_s(self, i: Update) -> float:
         """State, gradient and slice of the home's own boxes, once through memory.
 
-        Unless the kind's update was measured.
+        Unless the kind's update was measured. The host's processor does those of all
+        devices of a home, with all its cores.
         """
         home = i.home
         held = self.exchange(i.group).held.get(home, 0)
+        if i.site is ops.Site.HOST:
+            devices = self.devices(home)
+            host = host_side(self._cluster, devices[0], sharing=1)
+            return held * len(devices) / host.update_params_per_s
         profile = self._cluster.device(self.devices(home)[0]).profile
         measured_s = update_s_per_param(profile)
         if measured_s:

@@ -32,8 +32,9 @@ from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import buckets, streams_state
+from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.linearise import CHUNKS
+from hexijax.program.program import Site
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
@@ -347,8 +348,12 @@ def _state(
             in_flight[place] = max(in_flight.get(place, 0), flying)
             state = size * STATE_BYTES * (1 + moments)
             if streams_state(plan, group):
-                resting[place] = resting.get(place, 0) + state
-                chunks[place] = max(chunks.get(place, 0), state)
+                rests = state
+                if update_site(plan, group) is Site.HOST:
+                    rests += size * (GRAD_BYTES + item)
+                else:
+                    chunks[place] = max(chunks.get(place, 0), state)
+                resting[place] = resting.get(place, 0) + rests
                 state = 0
             held[place] = held.get(place, 0) + state
             if place not in members:

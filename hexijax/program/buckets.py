@@ -17,6 +17,7 @@ import itertools
 from hexijax.layers.chain import Chain, Group, Leaf
 from hexijax.plan.plan import Memory, Place, Plan
 from hexijax.program.boxes import PART, state_share, used_as_it_is
+from hexijax.program.program import Site
 
 ALONE_SIZE = 2**28
 """Most parameters of a bucket that one stage uses and is home of: no copies arrive."""
@@ -58,9 +59,18 @@ def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
 
 
 def streams_state(plan: Plan, group: Group) -> bool:
-    """Whether a group's state comes from host memory for its update."""
+    """Whether a group's state rests in host memory."""
     share = state_share(plan, group)
     return group.trainable and share is not None and share.memory is Memory.HOST
+
+
+def update_site(plan: Plan, group: Group) -> Site:
+    """Where a group's update runs."""
+    if not streams_state(plan, group):
+        return Site.DEVICE
+    share = state_share(plan, group)
+    on_host = share is not None and share.update is Memory.HOST
+    return Site.HOST if on_host else Site.STREAMED
 
 
 def _parts(plan: Plan, group: Group) -> list[Group]:

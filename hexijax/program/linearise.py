@@ -26,6 +26,7 @@ from hexijax.program.program import (
     Gather,
     Instruction,
     Join,
+    Kind,
     Load,
     Part,
     Prefetch,
@@ -189,6 +190,8 @@ def _devices(
     match instr:
         case Forward(place=place) | Backward(place=place) | Join(place=place):
             return devices[place]
+        case Update(home=home, site=Site.HOST):
+            return (f"cpu {home}",)
         case Update(home=home) | Sum(home=home):
             return devices.get(home, (home,))
         case Reduce(members=members, homes=homes):
@@ -245,7 +248,7 @@ def _chunks_in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
             sums[instr.home, instr.group] = i
         elif isinstance(instr, Prefetch):
             coming.setdefault(instr.buffer.place, []).append((instr.buffer.subject, i))
-        elif isinstance(instr, WriteBack):
+        elif isinstance(instr, WriteBack) and instr.buffer.kind is Kind.STATE:
             left[instr.buffer.place, instr.buffer.subject] = i
     for home, chunks in coming.items():
         chunks.reverse()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Memory, Plan, UpdateOrder
+from hexijax.plan.plan import Plan, UpdateOrder
 from hexijax.program.check import check
 from hexijax.program.compute import compute
 from hexijax.program.free import free
@@ -33,8 +33,6 @@ from hexijax.program.waiting import Pools, waiting
 from hexijax.program.window import window
 
 __all__ = ["Costs", "StepRules", "lower"]
-
-HOST = Memory.HOST
 
 
 def lower(
@@ -77,10 +75,7 @@ def lower(
 
 def _refuse(plan: Plan) -> None:
     """Parts of a plan that no Program does yet."""
-    for what, asked in (
-        ("'update host' of the state", any(s.update is HOST for s in plan.state)),
-        ("'order priority'", plan.order is UpdateOrder.PRIORITY),
-    ):
+    for what, asked in (("'order priority'", plan.order is UpdateOrder.PRIORITY),):
         if asked:
             raise ProgramError(
                 f"The plan asks for {what}, which this version does not run. Take it "

@@ -12,7 +12,7 @@ from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Params, Place, Plan, stage_place
 from hexijax.program import names
 from hexijax.program.boxes import holders, residence, used_as_it_is
-from hexijax.program.buckets import buckets, streams_state
+from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
     HOST,
@@ -77,6 +77,9 @@ class GroupPlaces:
     memory: Memory = Memory.DEVICE
     """Where its homes hold the state."""
 
+    site: Site = Site.DEVICE
+    """Where they update it."""
+
     @property
     def gathers(self) -> tuple[Place, ...]:
         """Users that get new parameters once a step."""
@@ -105,6 +108,7 @@ def group_places(
             homes=homes,
             trainable=group.trainable,
             memory=state_memory(plan, chain, group),
+            site=update_site(plan, group),
             keepers=tuple(x for x, stays in has.items() if stays is Params.KEPT),
             streamers=tuple(x for x, stays in has.items() if stays is Params.STREAMED),
         )
@@ -233,6 +237,8 @@ def sync(
         for home in g.homes:
             result += _update(g, home, rules)
         slices = [names.param_slice(home, g.group) for home in g.homes]
+        if g.site is Site.HOST:
+            slices = list(map(names.on_host, slices))
         result += [_gather(g, user, slices) for user in g.gathers]
         result += [_join(g.group, user, step=1) for user in g.gathers]
         result += [_rest(g.group, user, step=1) for user in g.streamers]
@@ -273,23 +279,28 @@ def _sum(group: str, home: Place) -> Sum:
 
 def _update(g: GroupPlaces, home: Place, rules: StepRules) -> list[Instruction]:
     """One, or with the state's way from the host and back."""
-    group = g.group
+    group, on_host = g.group, g.site is Site.HOST
     reads = [names.state(home, group), names.grad(home, group)]
+    before: list[Instruction] = []
+    if on_host:
+        before = [rest(reads[1])]
+        reads = list(map(names.on_host, reads))
     if rules.update_waits:
         reads.append(names.agreed(home, "norm"))
     writes = [names.state(home, group, step=1)]
     if g.gathers:
         writes.append(names.param_slice(home, group))
-    streamed = g.memory is Memory.HOST
+    if on_host:
+        writes = list(map(names.on_host, writes))
     update = Update(
         reads=_reads(reads),
         writes=tuple(writes),
         group=group,
         home=home,
-        site=Site.STREAMED if streamed else Site.DEVICE,
+        site=g.site,
     )
-    if not streamed:
-        return [update]
+    if g.site is not Site.STREAMED:
+        return [*before, update]
     return [prefetch(names.state(home, group)), update, rest(writes[0])]
 
 

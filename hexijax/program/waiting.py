@@ -132,13 +132,15 @@ def _waits(buffer: Buffer, stage: Stage) -> bool:
 
 def pools(order: Sequence[Instruction]) -> Pools:
     """Of what a Prefetch brings until its last reader, the most at once, by pool."""
-    if not any(isinstance(instr, Prefetch) for instr in order):
+    if not any(isinstance(instr, Prefetch | WriteBack) for instr in order):
         return ()
     spans: dict[str, list[tuple[int, int]]] = {}
     last: dict[Buffer, int] = {}
     for position in reversed(range(len(order))):
         instr = order[position]
-        if isinstance(instr, Prefetch):
+        if isinstance(instr, WriteBack):
+            spans.setdefault(instr.pool, [])  # of what does not come back
+        elif isinstance(instr, Prefetch):
             held = instr.buffer
             if held.kind is Kind.STATE:  # the updated one has taken its slot
                 held = held._replace(step=held.step + 1)

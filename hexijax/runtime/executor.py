@@ -8,6 +8,7 @@ choice.
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ from hexijax.program.program import (
 )
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.later import later, value
 from hexijax.runtime.layout import DEVICE, PINNED_HOST
 from hexijax.runtime.lowering import Compiled
 from hexijax.runtime.memories import check_memory
@@ -169,7 +171,7 @@ class Executor:
 
     def get(self, buffer: Buffer) -> Any:
         """What a buffer holds between steps."""
-        return self.slots[self._at(buffer)]
+        return value(self.slots[self._at(buffer)])
 
     def put(self, buffer: Buffer, value: Any) -> None:
         """Fill a buffer between steps."""
@@ -547,17 +549,12 @@ class Executor:
 
         def action(slots: Slots) -> None:
             given = agree([slots[s] for s in reads], places)
-            for slot, value in zip(writes, given, strict=True):
-                slots[slot] = value
+            for slot, each in zip(writes, given, strict=True):
+                slots[slot] = each
 
         return action
 
     def _update(self, instruction: Update) -> Action:
-        if instruction.site is Site.HOST:
-            raise UserError(
-                f"An update at site {instruction.site} is not run by this version: "
-                "let the device update the optimizer state."
-            )
         group, home = self._parts.groups[instruction.group], instruction.home
         (state,) = self._reads(instruction, Kind.STATE).values()
         (grad,) = self._reads(instruction, Kind.GRAD).values()
@@ -565,6 +562,18 @@ class Executor:
         (new_state,) = self._writes(instruction, Kind.STATE).values()
         new_slice = list(self._writes(instruction, Kind.PARAM).values())
         travels = bool(new_slice)
+
+        def on_host(slots: Slots) -> None:
+            judged = slots[verdict[0]] if verdict else None
+            work = functools.partial(
+                group.update_on_host, home, slots[state], slots[grad], judged
+            )
+            slots[new_state], made = later(lambda: work(travels=travels), 2)
+            for slot in new_slice:
+                slots[slot] = made
+
+        if instruction.site is Site.HOST:
+            return on_host
 
         def action(slots: Slots) -> None:
             judged = slots[verdict[0]] if verdict else None
@@ -587,7 +596,9 @@ class Executor:
 
         def action(slots: Slots) -> None:
             slices = {
-                home: group.slices(home, slots[slot]) if is_state else slots[slot]
+                home: group.slices(home, value(slots[slot]))
+                if is_state
+                else group.on_devices(home, value(slots[slot]))
                 for home, slot, is_state in states
             }
             slots[target] = group.send_params(place, slices)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from hexijax.layers.chain import Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.program.program import Memory
+from hexijax.program.program import Memory, Site
 from hexijax.runtime.group_shapes import Arrays, GroupShapes, is_like
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
@@ -89,6 +89,12 @@ class Gathers(GroupShapes):
                 x = self.programs.get(_caster(dtype), here, out_shardings=where)(x)
             made.append(x if self.group.trainable else jax.block_until_ready(x))
         return tuple(made)
+
+    def on_devices(self, home: Place, slices: Arrays) -> Arrays:
+        """Slices that an update has made, at their home; the host's come there."""
+        if self._site is not Site.HOST:
+            return slices
+        return tuple(jax.device_put(list(slices), list(self._slices(home))))
 
     def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:
         """Every leaf's pieces on their way to a place."""

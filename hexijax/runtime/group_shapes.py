@@ -5,14 +5,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from hexijax.errors import UserError
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
+from hexijax.program.buckets import update_site
 from hexijax.program.names import state as state_name
 from hexijax.program.placement import state_memory
-from hexijax.program.program import Buffer, Memory
+from hexijax.program.program import Buffer, Memory, Site
+from hexijax.runtime.batches import host_device
 from hexijax.runtime.layout import PINNED_HOST, Layout, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.programs import Programs, struct
@@ -36,6 +40,7 @@ class GroupShapes:
         self.layout, self.programs, self.group = layout, programs, group
         self.members, self.param_dtypes = members, param_dtypes
         self._memory = state_memory(layout.plan, layout.chain, group)
+        self._site = update_site(layout.plan, group)
         boxes = layout.boxes[group.name]
         self.homes: tuple[Place, ...] = tuple(boxes)
         self.held: dict[Place, list[tuple[Leaf, Box]]] = {
@@ -123,9 +128,13 @@ class GroupShapes:
         )
 
     def at_rest(self, structs: Any) -> Any:
-        """State as it rests at its home: on the devices, or in host memory."""
+        """State as it rests at its home: on the devices, in host memory that they can
+        reach, or in the host processor's own, whole."""
         if self._memory is Memory.DEVICE:
             return structs
+        if self._site is Site.HOST:
+            here = host_memory()
+            return jax.tree.map(lambda s: struct(s.shape, s.dtype, here), structs)
         return jax.tree.map(
             lambda s: struct(
                 s.shape, s.dtype, s.sharding.with_memory_kind(PINNED_HOST)
@@ -155,6 +164,32 @@ class GroupShapes:
                 self.group.leaves, self.param_dtypes[place], strict=True
             )
         )
+
+
+def host_memory() -> SingleDeviceSharding:
+    """Of the host's own processor, where its updates find and leave the state.
+
+    Where that is a backend of its own, its default memory: what lies in pinned memory
+    of a card is read there without a copy.
+    """
+    device = host_device()
+    if device is None:
+        raise UserError(
+            "The plan has the host update parameters, and this process has no CPU "
+            "backend. Let JAX_PLATFORMS name cpu as well (cuda,cpu), or let the device "
+            "update them ('update device' in the plan's state lines)."
+        )
+    kind = PINNED_HOST if jax.default_backend() == "cpu" else None
+    return SingleDeviceSharding(device, memory_kind=kind)
+
+
+def to_host(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Whole arrays where the host's processor computes; waits for those in parts."""
+    here = host_memory()
+    return [
+        jax.device_put(x if len(x.sharding.device_set) == 1 else np.asarray(x), here)
+        for x in arrays
+    ]
 
 
 def is_like(given: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
-from hexijax.program.program import Memory
+from hexijax.program.program import Memory, Site
 from hexijax.runtime.gathers import Gathers
-from hexijax.runtime.group_shapes import Arrays
+from hexijax.runtime.group_shapes import Arrays, host_memory, to_host
+from hexijax.runtime.later import value
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
@@ -66,6 +68,9 @@ class GroupRuntime(Sums, Gathers):
         """State that was made on the devices, where it rests."""
         if self._memory is Memory.DEVICE:
             return made
+        if self._site is Site.HOST:
+            leaves, tree = jax.tree.flatten(made)
+            return jax.tree.unflatten(tree, to_host(leaves))
         where = jax.tree.map(lambda s: s.sharding, self.at_rest(structs))
         return jax.block_until_ready(jax.device_put(made, where))
 
@@ -131,6 +136,37 @@ class GroupRuntime(Sums, Gathers):
         """
         f = self._update_program(home, verdict is not None, travels)
         new, cast = f(state, grads, *(() if verdict is None else (verdict,)))
+        return self._with_slices(home, new, cast, travels)
+
+    def update_on_host(
+        self,
+        home: Place,
+        state: Any,
+        grads: Arrays,
+        verdict: jax.Array | None,
+        *,
+        travels: bool,
+    ) -> tuple[dict[str, Any], Arrays]:
+        """The same by the host's processor; waits for what it reads.
+
+        The state may be still to come. Slices are new arrays: the next update
+        overwrites the masters.
+        """
+        moved = to_host([*grads] if verdict is None else [*grads, verdict])
+        f = self._update_program(home, verdict is not None, travels)
+        new, cast = f(value(state), tuple(moved[: len(grads)]), *moved[len(grads) :])
+        new, slices = self._with_slices(home, new, cast, travels)
+        jax.block_until_ready((new, slices))
+        own = {id(x) for x in new["master"]}
+        return new, tuple(
+            jax.device_put(np.array(x), host_memory()) if id(x) in own else x
+            for x in slices
+        )
+
+    def _with_slices(
+        self, home: Place, new: dict[str, Any], cast: Arrays, travels: bool
+    ) -> tuple[dict[str, Any], Arrays]:
+        """The new state and what is gathered of it."""
         if not travels:
             return new, ()
         if self._packs(home):
@@ -179,6 +215,9 @@ class GroupRuntime(Sums, Gathers):
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
             args.append(struct((4,), "float32", self.layout.replicated(home)))
+        if self._site is Site.HOST:
+            args = self.at_rest(args)
+            structs = args[0]
         where = jax.tree.map(lambda s: s.sharding, structs)
         cast_to = tuple(
             sharding for sharding, d in zip(where["master"], casts, strict=True) if d

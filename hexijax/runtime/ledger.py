@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from hexijax.runtime.executor import Action, Executor, Slots
+from hexijax.runtime.later import value
 
 
 class Ledger:
@@ -34,7 +35,7 @@ class Ledger:
 def held_bytes(values: Any) -> collections.Counter[tuple[jax.Device, str]]:
     """Of all arrays among some values now, by device and kind of memory."""
     sizes: dict[tuple[jax.Device, str, int], int] = {}
-    for x in jax.tree.leaves(values):
+    for x in jax.tree.leaves(list(map(value, jax.tree.leaves(values)))):
         if not isinstance(x, jax.Array) or x.is_deleted():
             continue
         for shard in x.addressable_shards:

@@ -10,14 +10,18 @@ import jax
 
 from hexijax.errors import UserError
 from hexijax.program.program import Buffer, Memory
+from hexijax.runtime.later import value as there
 from hexijax.runtime.layout import PINNED_HOST
 
 
 def on_host(value: Any) -> set[bool]:
-    """Of all arrays of a value, whether they lie in pinned host memory."""
+    """Of all arrays of a value, whether they lie in pinned host memory, or in that of
+    the host's own processor."""
+    cards = jax.default_backend() != "cpu"
     return {
         x.sharding.memory_kind == PINNED_HOST
-        for x in jax.tree.leaves(value)
+        or (cards and all(d.platform == "cpu" for d in x.sharding.device_set))
+        for x in jax.tree.leaves(there(value))
         if isinstance(x, jax.Array)
     }
 
@@ -31,7 +35,7 @@ def check_memory(buffer: Buffer, value: Any) -> None:
     wanted = buffer.memory is Memory.HOST
     if on_host(value) <= {wanted}:
         return
-    kinds = {str(x.sharding.memory_kind) for x in jax.tree.leaves(value)}
+    kinds = {str(x.sharding.memory_kind) for x in jax.tree.leaves(there(value))}
     raise UserError(
         f"{buffer} is to lie in {'pinned host' if wanted else 'device'} memory, and "
         f"its arrays lie in {', '.join(sorted(kinds))}. The backend does not place "

@@ -363,9 +363,24 @@ class _Writer:
     def _update(self, i: ops.Update) -> None:
         after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
         seconds = self._costs.duration_s(i)
-        task = self._program(i, What.UPDATE, i.home, seconds, after)
+        if i.site is ops.Site.HOST:
+            task = self._host_update(i, seconds, after)
+        else:
+            task = self._program(i, What.UPDATE, i.home, seconds, after)
         for buffer in i.writes:
             self._made[buffer] = task
+
+    def _host_update(self, i: ops.Update, seconds: float, after: Sequence[int]) -> int:
+        """By the processor of the home's node, which keeps no device; then what is new
+        comes to the devices."""
+        node = self._cluster.device(self._costs.devices(i.home)[0]).node
+        work = Load(seconds, (f"{node} cpu",), (seconds,), (0,))
+        task = self._add(Use(What.UPDATE, seconds, (), work), i, after)
+        if not any(b.kind is Kind.PARAM for b in i.writes):
+            return task
+        copy = self._costs.slice_copy(i.home, i.group)
+        hosts = self._hosts(i.home)
+        return self._add(Use(What.SYNC, copy.seconds, (), copy, hosts), i, (task,))
 
     def _gather(self, i: ops.Gather) -> None:
         exchange = self._costs.exchange(i.group)

@@ -23,7 +23,11 @@ def draw_offloaded(seed: int) -> Case:
         for r in case.plan.replicas
     )
     state = tuple(
-        dataclasses.replace(share, memory=rng.choice(list(Memory)))
+        dataclasses.replace(
+            share,
+            memory=(memory := rng.choice(list(Memory))),
+            update=rng.choice([Memory.DEVICE, memory]),
+        )
         for share in case.plan.state
     )
     plan = dataclasses.replace(case.plan, replicas=replicas, state=state)

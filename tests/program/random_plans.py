@@ -63,7 +63,11 @@ def _offloaded(rng: random.Random, plan: Plan) -> Plan:
         for r in plan.replicas
     )
     state = tuple(
-        dataclasses.replace(share, memory=rng.choice(list(Memory)))
+        dataclasses.replace(
+            share,
+            memory=(memory := rng.choice(list(Memory))),
+            update=rng.choice([Memory.DEVICE, memory]),
+        )
         for share in plan.state
     )
     return dataclasses.replace(plan, replicas=replicas, state=state)

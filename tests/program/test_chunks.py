@@ -87,3 +87,17 @@ def test_what_a_step_leaves_on_the_host_the_next_one_reads():
     program = lower(plan, chain, rules=StepRules())
     left = {b for i in program.body for b in i.writes if b.kind is Kind.STATE}
     assert {b.step for b in left if b.memory is Memory.HOST} == {1}
+
+
+def test_the_host_updates_what_has_left_the_device():
+    plan, chain = example()
+    share = dataclasses.replace(plan.state[0], update=Memory.HOST)
+    program = lower(
+        dataclasses.replace(plan, state=(share,)), chain, rules=StepRules(clip=True)
+    )
+    updates = [i for i in program.body if isinstance(i, Update)]
+    assert {i.site for i in updates} == {Site.HOST}
+    for update in updates:
+        touched = [*(r.buffer for r in update.reads), *update.writes]
+        assert {b.memory for b in touched if b.kind is not Kind.SCALAR} == {Memory.HOST}
+    assert not any(isinstance(i, Prefetch) for i in program.body)

@@ -15,6 +15,7 @@ from hexijax.program.program import (
     Kind,
     Program,
     Reduce,
+    Site,
     Sum,
     Update,
 )
@@ -114,9 +115,19 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
             )
         chunks.append(instr.chunk)
         reads = {read.buffer for read in instr.reads}
-        if names.grad(instr.home, instr.group) not in reads:
+        due = names.grad(instr.home, instr.group)
+        made_slice = names.param_slice(instr.home, instr.group)
+        if instr.site is not group.site:
+            faults.at(
+                position,
+                f"Group {group.group} is updated at site {group.site} by the plan, and "
+                f"here at site {instr.site}.",
+            )
+        if instr.site is Site.HOST:
+            due, made_slice = names.on_host(due), names.on_host(made_slice)
+        if due not in reads:
             faults.at(position, "An Update reads the reduced gradient at its home.")
-        made = names.param_slice(instr.home, instr.group) in instr.writes
+        made = made_slice in instr.writes
         if made != bool(group.gathers):
             faults.at(
                 position,

@@ -1,0 +1,35 @@
+"""What the host's own processor will have computed, while dispatch goes on.
+
+A worker thread takes host updates one after another: they wait for gradients on their
+way from the devices, and nothing else must. Whoever needs a result waits for it.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Later:
+    """One part of a result to come."""
+
+    future: "concurrent.futures.Future[tuple[Any, ...]]"
+    part: int
+
+
+def value(x: Any) -> Any:
+    """The thing itself; waits for it where it is to come."""
+    return x.future.result()[x.part] if isinstance(x, Later) else x
+
+
+def later(work: Callable[[], tuple[Any, ...]], parts: int) -> tuple[Later, ...]:
+    """The parts of what ``work`` will return, after all that was asked for before."""
+    future = _worker().submit(work)
+    return tuple(Later(future, part) for part in range(parts))
+
+
+@functools.cache
+def _worker() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(1, "host update")
