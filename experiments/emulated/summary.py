@@ -23,9 +23,9 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
     check = found.get("check", {})
     if check:
         rates = " ".join(f"{x / 1e12:.0f}" for x in check["product_flops_per_s"])
-        links = check["link_bytes_per_s"].values()
+        links = [*check["link_bytes_per_s"].values(), 0.0]
         yield (
-            f"products {rates} TFLOP/s; links {min(links) / 1e9:.0f} to "
+            f"products {rates} TFLOP/s; links up to "
             f"{max(links) / 1e9:.0f} GB/s, "
             f"{check['link_latency_s'] * 1e6:.0f} us; host "
             f"{check['host_bytes_per_s'] / 1e9:.0f} GB/s; MPS {found.get('mps')}"
