@@ -18,14 +18,15 @@ def path_name(path: tuple[Any, ...]) -> str:
     Dictionary keys, list indices and attributes look alike, so that a tree keeps its
     names when a list becomes a dictionary of integers (as it does in a checkpoint).
     """
+    return "/".join(map(_component, path))
 
-    def component(key: Any) -> str:
-        for field in ("key", "idx", "name"):
-            if hasattr(key, field):
-                return str(getattr(key, field))
-        return str(key)
 
-    return "/".join(map(component, path))
+def _component(key: Any) -> str:
+    """One component, whatever holds it."""
+    for field in ("key", "idx", "name"):
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    return str(key)
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -9,8 +9,11 @@ from typing import Any
 
 from hexijax.report.explain import Table
 from hexijax.report.judged import Judged
-from hexijax.report.objectives import ahead, cell, heading
+from hexijax.report.objectives import ahead, alike, cell, heading
 from hexijax.report.words import gib, listed, rate, seconds
+
+TIE = 0.005
+"""Plans whose costs are this near to each other are equal: the table shows no more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,8 @@ class Comparison:
             return "no baseline has a plan that fits: ours is the only one"
         best = min(others, key=lambda judged: judged.cost)
         ratio, objective = best.cost / ours.cost, ours.problem.objective
+        if abs(ratio - 1) <= TIE:
+            return alike(objective, ours.name, f"the best other, {best.name}", TIE)
         if ratio < 1:
             return ahead(objective, best.name, 1 / ratio, ours.name)
         return ahead(objective, ours.name, ratio, f"the best other, {best.name}")

@@ -84,6 +84,17 @@ def ahead(objective: Objective, name: str, ratio: float, other: str) -> str:
             assert_never(objective)
 
 
+def alike(objective: Objective, name: str, other: str, within: float) -> str:
+    """That neither of two plans is the better."""
+    match objective:
+        case Objective.STEP:
+            return f"{name} is as fast as {other} (within {within:.1%})"
+        case Objective.PRICE | Objective.ENERGY:
+            return f"{name} gives {over(objective)} {other} (within {within:.1%})"
+        case _:
+            assert_never(objective)
+
+
 def heading(objective: Objective) -> tuple[str, ...]:
     """Of the column that tables gain; none where the step's own says it."""
     match objective:

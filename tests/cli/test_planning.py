@@ -95,7 +95,9 @@ def test_plan_and_compare_by_price(saved, capsys):
             row["usd_per_token"] / figures["rows"][0]["usd_per_token"]
         )
         assert row["ratio"] > 1 - 1e-9
-    assert "x the tokens a dollar of the best other, " in figures["headline"]
+    assert (
+        "hexijax gives the tokens a dollar of the best other, " in figures["headline"]
+    )
 
 
 def test_an_objective_without_figures_is_refused(saved, capsys):

@@ -8,6 +8,7 @@ import pytest
 from hexijax.cli.choosing import Searched, choose, parts
 from hexijax.cli.screen import Searching
 from hexijax.planner import Objective
+from hexijax.report.comparison import Comparison
 from hexijax.report.explain import headline
 from hexijax.report.judged import Judged
 from hexijax.report.problem import Problem
@@ -45,6 +46,22 @@ def test_it_says_what_to_leave_out_and_what_it_costs():
     cost = choices.everyone.step_s / choices.ours.step_s - 1
     assert verdict(choices) == f"leave the SLOWs out: they cost {cost:.0%}"
     assert choices.runners_up()[0].step_s >= choices.ours.step_s
+
+
+@pytest.mark.parametrize(
+    ("step_s", "says"),
+    [
+        (1.3, "hexijax is 1.30x faster than the best other, fsdp-style"),
+        (1.0049, "hexijax is as fast as the best other, fsdp-style (within 0.5%)"),
+        (0.9951, "hexijax is as fast as the best other, fsdp-style (within 0.5%)"),
+        (0.8, "fsdp-style is 1.25x faster than hexijax"),
+    ],
+)
+def test_what_no_digit_shows_is_equal(step_s: float, says: str):
+    ours = with_step(usual().ours, 1.0)
+    other = dataclasses.replace(with_step(ours, step_s), name="fsdp-style")
+    slow = dataclasses.replace(with_step(ours, 9.0), name="whale-style")
+    assert Comparison(rows=(ours, slow, other)).headline() == says
 
 
 def priced(usd_per_hour: dict[str, float], **changes: object) -> Choices:
