@@ -24,7 +24,7 @@ def words(text: str) -> frozenset[str]:
 
 def variables(atoms: Iterable[Any]) -> list[Any]:
     """The atoms that are variables; literals carry their value."""
-    return [atom for atom in atoms if not is_literal(atom)]
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
 def is_literal(atom: Any) -> bool:

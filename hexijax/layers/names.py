@@ -11,6 +11,9 @@ from typing import Any
 
 import jax
 
+_HOLDERS = ("key", "idx", "name")
+"""The attributes of JAX's keys in which a component stands."""
+
 
 def path_name(path: tuple[Any, ...]) -> str:
     """The components of a JAX key path, joined by '/'.
@@ -18,15 +21,10 @@ def path_name(path: tuple[Any, ...]) -> str:
     Dictionary keys, list indices and attributes look alike, so that a tree keeps its
     names when a list becomes a dictionary of integers (as it does in a checkpoint).
     """
-    return "/".join(map(_component, path))
-
-
-def _component(key: Any) -> str:
-    """One component, whatever holds it."""
-    for field in ("key", "idx", "name"):
-        if hasattr(key, field):
-            return str(getattr(key, field))
-    return str(key)
+    return "/".join(
+        str(next((getattr(key, f) for f in _HOLDERS if hasattr(key, f)), key))
+        for key in path
+    )
 
 
 def flatten(tree: Any) -> dict[str, Any]:

@@ -98,7 +98,17 @@ def weight_shapes(case: zoo.Case) -> set[tuple[int, ...]]:
     return shapes | {tuple(reversed(shape)) for shape in shapes}
 
 
-@pytest.mark.parametrize("name", zoo.CASES)
+TWICE = ("gpt", "llama-tied", "llama-scanned", "linen", "linen-scanned", "plain")
+"""Cases of which another shows all, and more: dropout, a scan, a metric, remat in it."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.laws] if name in TWICE else [])
+        for name in zoo.CASES
+    ],
+)
 def test_every_layer_apart_gives_the_loss_and_gradients_of_the_whole(name: str):
     num_layers = len(traced(name).layering)
     policies = itertools.islice(itertools.cycle(Remat), num_layers)
@@ -106,7 +116,9 @@ def test_every_layer_apart_gives_the_loss_and_gradients_of_the_whole(name: str):
 
 
 @pytest.mark.parametrize("remat", Remat)
-@pytest.mark.parametrize("name", ["gpt-bf16", "plain-aux"])
+@pytest.mark.parametrize(
+    "name", ["gpt-bf16", pytest.param("plain-aux", marks=pytest.mark.laws)]
+)
 def test_one_segment_keeps_no_weight_under_any_remat(name: str, remat: Remat):
     num_layers = len(traced(name).layering)
     assert_law(name, (0, num_layers), (remat,) * num_layers)
