@@ -7,11 +7,20 @@ layer, another microbatch size, a few samples from the replica that ends last.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from hexijax.layers.chain import Remat
-from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import (
+    Memory,
+    Params,
+    Place,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    stage_place,
+)
 from hexijax.planner.keeping import keeping
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.segments import segments
@@ -213,7 +222,33 @@ def _halved(plan: Plan) -> Iterator[Plan]:
                 replica, stages=tuple(stages), microbatch_size=size // 2
             )
             replicas.append(_with_samples(part, (samples + half) // 2))
-    yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
+    become = {
+        stage_place(r, k): (stage_place(2 * r, k), stage_place(2 * r + 1, k))
+        for r, replica in enumerate(plan.replicas)
+        for k in range(len(replica.stages))
+    }
+    yield _replaced(plan, replicas, become)
+
+
+def _replaced(
+    plan: Plan, replicas: Sequence[Replica], become: Mapping[Place, Sequence[Place]]
+) -> Plan:
+    """The plan with other replicas; state goes to what its places have become."""
+    state = tuple(
+        dataclasses.replace(
+            share,
+            shares={
+                new: amount / len(places)
+                for place, amount in share.shares.items()
+                for places in [become.get(place, (place,))]
+                for new in places
+            },
+        )
+        for share in plan.state
+    )
+    return dataclasses.replace(
+        plan, replicas=tuple(replicas), state=state, prediction=None
+    )
 
 
 def _shares(plan: Plan) -> Iterator[Plan]:
@@ -241,7 +276,12 @@ def _orders(plan: Plan) -> Iterator[Plan]:
         if plan.replicas[r] != plan.replicas[r + 1]:
             replicas = list(plan.replicas)
             replicas[r : r + 2] = replicas[r + 1], replicas[r]
-            yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
+            become = {
+                stage_place(old, k): (stage_place(new, k),)
+                for old, new in ((r, r + 1), (r + 1, r))
+                for k in range(len(plan.replicas[old].stages))
+            }
+            yield _replaced(plan, replicas, become)
     if plan.schedule is Schedule.INTERLEAVED:
         return
     for r, replica in enumerate(plan.replicas[:4]):

@@ -99,7 +99,7 @@ def weight_shapes(case: zoo.Case) -> set[tuple[int, ...]]:
 
 
 TWICE = ("gpt", "llama-tied", "llama-scanned", "linen", "linen-scanned", "plain")
-"""Cases of which another shows all, and more: dropout, a scan, a metric, remat in it."""
+"""Cases of which another shows all, and more: dropout, scans, metrics, remat."""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """State lies where there is room for it: evenly if it can, unevenly if it must."""
 
+import dataclasses
 import math
 
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster
 from hexijax.plan.checks import check
-from hexijax.plan.plan import Plan, Replica, Stage, stage_place
+from hexijax.plan.plan import Plan, Replica, Stage, StateShare, stage_place
 from hexijax.plan.text import parse, render
 from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
+from hexijax.planner.refine import variants
 from hexijax.planner.state import EVEN, UNIT_BYTES, state_shares
 from tests.plan.examples import GIB, make_chain, make_cluster, make_kind
 
@@ -135,3 +137,54 @@ def test_what_fits_nowhere_is_refused_with_numbers():
     chain = make_chain(8, width=2**14, rows=64)
     with pytest.raises(InfeasiblePlanError, match="usable together"):
         make_plan(chain, tight(0.5), batch_size=8)
+
+
+def held(plan: Plan) -> dict[str, float]:
+    """What each device holds of the state, in the units of its shares."""
+    stages, found = dict(plan.stages()), dict.fromkeys(NAMES, 0.0)
+    for place, amount in plan.state[0].shares.items():
+        devices = stages[place].devices if place in stages else (place,)
+        for device in devices:
+            found[device] += amount / len(devices)
+    return found
+
+
+def test_a_replica_that_changes_places_keeps_its_state():
+    lanes = Stage(devices=tuple(NAMES[:2]), layers=(0, L), lanes=2, remat=())
+    alone = plan_on([(0, L)], [(0, 2), (2, L)]).replicas[1]
+    two = dataclasses.replace(alone, samples=4, microbatch_size=2, microbatches=2)
+    one = Replica(stages=(lanes,), microbatches=2, microbatch_size=2, samples=4)
+    shares = {stage_place(0, 0): 3.0, stage_place(0, 1): 1.0, "n1/1": 2.0}
+    state = (StateShare(groups=("*",), shares=shares),)
+    pairs = {
+        "order": Plan(replicas=(_on(two, NAMES[2:4]), one), batch_size=8, state=state),
+        "lanes": Plan(
+            replicas=(one,),
+            batch_size=4,
+            state=(StateShare(groups=("*",), shares={stage_place(0, 0): 3.0}),),
+        ),
+    }
+    for name, plan in pairs.items():
+        others = [v for v in variants(plan, PlanOptions()) if _moved(plan, v)]
+        assert others, name
+        for other in others:
+            check(other, CHAIN, CLUSTER)
+            assert held(other) == held(plan), name
+
+
+def _on(replica: Replica, names: list[str]) -> Replica:
+    stages = zip(replica.stages, names, strict=True)
+    return dataclasses.replace(
+        replica,
+        stages=tuple(dataclasses.replace(s, devices=(name,)) for s, name in stages),
+    )
+
+
+def _moved(plan: Plan, other: Plan) -> bool:
+    """Whether replicas stand in another order, or are more."""
+    devices = [
+        [[s.devices for s in r.stages] for r in p.replicas] for p in (plan, other)
+    ]
+    return devices[0] != devices[1] and (
+        len(devices[0]) != len(devices[1]) or sorted(devices[0]) == sorted(devices[1])
+    )
