@@ -1,11 +1,12 @@
 """How many microbatches a stage holds at once, and the bytes they keep alive."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from hexijax.cluster import DeviceProfile
-from hexijax.costs.compute import border_bytes_in
+from hexijax.costs.compute import Same, border_bytes_in
 from hexijax.costs.rates import SPLIT_SHARE
 from hexijax.costs.temp import TempKey, Temps, temp_factor
 from hexijax.costs.working import (
@@ -379,6 +380,12 @@ def held_bytes(chain: Chain, layers: tuple[int, int], tensor: int, dtype: str) -
 
     A leaf that one of them is handed uncast is held as it is for all of them.
     """
+    return _held_bytes(Same(chain), layers, tensor, dtype)
+
+
+@functools.lru_cache(maxsize=2**13)
+def _held_bytes(of: Same, layers: tuple[int, int], tensor: int, dtype: str) -> Held:
+    chain = of.chain
     uses = chain.layers[slice(*layers)]
     names = {name for layer in uses for name in layer.groups}
     uncast = {leaf for layer in uses for leaf in layer.uncast}

@@ -282,7 +282,7 @@ def _orders(plan: Plan) -> Iterator[Plan]:
                 for k in range(len(plan.replicas[old].stages))
             }
             yield _replaced(plan, replicas, become)
-    if plan.schedule is Schedule.INTERLEAVED:
+    if plan.schedule in (Schedule.INTERLEAVED, Schedule.LAYERED):
         return
     for r, replica in enumerate(plan.replicas[:4]):
         for k in range(min(len(replica.stages), 9) - 1):

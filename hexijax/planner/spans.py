@@ -81,6 +81,7 @@ class _Tables:
 
     def __init__(self, load: Load, asked: Sequence[Asked]) -> None:
         self._arrays, self._remat = [a.arrays for a in asked], load.remat
+        self._stacks: dict[tuple[str, int], np.ndarray] = {}
         self._length_FS = asked[0].arrays.length_FS
         fixed = [Fixed.of(arrays, load) for arrays in self._arrays]
         rooms = [
@@ -106,7 +107,10 @@ class _Tables:
         self.seconds_KFS = np.where(fits_KFS, seconds_KFS, np.inf)
 
     def _stacked(self, name: str, policy: int) -> Float[np.ndarray, "tables stops"]:
-        return np.stack([getattr(arrays, name)[policy] for arrays in self._arrays])
+        if (name, policy) not in self._stacks:
+            rows = [getattr(arrays, name)[policy] for arrays in self._arrays]
+            self._stacks[name, policy] = np.stack(rows)
+        return self._stacks[name, policy]
 
     def _choose(self) -> Bool[np.ndarray, "tables layers stops"]:
         """Sets policy, and how many of the first layers take it; where that fits."""
