@@ -1,4 +1,4 @@
-"""What a plan has wait in each node's host memory, against what the node has.
+"""What a plan has in each node's host memory, against what the node has.
 
 memory parts by device, cluster -> host_bytes -> node -> bytes
 """
@@ -25,8 +25,8 @@ def full_host(memory: Mapping[str, MemoryParts], cluster: Cluster) -> str:
         has = cluster.node(node).host_memory_bytes
         if num_bytes > has:
             return (
-                f"The plan has {num_bytes:,} bytes of activations wait in host memory "
-                f"on {node}, which has {has:,}. Let them wait on the device, or give "
+                f"The plan has {num_bytes:,} bytes wait or rest in host memory on "
+                f"{node}, which has {has:,}. Let less of it leave the device, or give "
                 "its devices fewer samples."
             )
     return ""

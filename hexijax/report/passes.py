@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from hexijax.costs.hosts import host_bytes
 from hexijax.plan.names import fold
-from hexijax.plan.plan import Plan, Schedule, Stage
+from hexijax.plan.plan import Memory, Params, Plan, Schedule, Stage
 from hexijax.report.judged import Judged, judge
 from hexijax.report.words import gib, listed
 
@@ -19,7 +19,7 @@ def passing(judged: Judged) -> Iterator[str]:
     plan = judged.plan
     if plan.schedule is Schedule.LAYERED:
         yield _layered(judged)
-    if any(stage.params for _, stage in plan.stages()):
+    if any(Params.FREED in stage.params for _, stage in plan.stages()):
         yield _freed(judged)
     waiting = host_bytes(judged.memory, judged.problem.cluster)
     if waiting:
@@ -75,8 +75,17 @@ def _waiting(judged: Judged, waiting: dict[str, int]) -> str:
         f"{gib(num_bytes)} of {gib(has)} on {fold(nodes)}"
         for (num_bytes, has), nodes in by_size.items()
     ]
-    which = _where(judged, "waits_on_host")
-    return f"in host memory wait borders of {which}: {'; '.join(parts)}"
+    kinds = (
+        ("borders", "waits_on_host"),
+        ("residuals", "keeps_on_host"),
+        ("parameters", "streams"),
+    )
+    what = [
+        f"{name} of {where}" for name, asks in kinds if (where := _where(judged, asks))
+    ]
+    if any(share.memory is Memory.HOST for share in judged.plan.state):
+        what.append("state")
+    return f"in host memory: {'; '.join(parts)}: {', '.join(what)}"
 
 
 def _where(judged: Judged, what: str) -> str:
@@ -104,11 +113,15 @@ def _layers(stage: Stage, what: str) -> Sequence[int]:
 
 
 def _kept(plan: Plan) -> Plan:
-    """The plan with all parameters kept all step."""
+    """The plan with what it frees kept all step."""
+    kept = {Params.FREED: Params.KEPT}
     replicas = tuple(
         dataclasses.replace(
             replica,
-            stages=tuple(dataclasses.replace(s, params=()) for s in replica.stages),
+            stages=tuple(
+                dataclasses.replace(s, params=tuple(kept.get(p, p) for p in s.params))
+                for s in replica.stages
+            ),
         )
         for replica in plan.replicas
     )

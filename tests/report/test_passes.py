@@ -62,8 +62,8 @@ def test_what_waits_is_told_by_node_beside_what_the_node_has():
     waiting = judged.memory["n0/0"].host_bytes
     has = CLUSTER.node("n0").host_memory_bytes / 2**30
     assert line == (
-        "in host memory wait borders of embed ... head (6 layers): "
-        f"{waiting / 2**20:.3g} MiB of {has:.2f} GiB on n0,n1"
+        f"in host memory: {waiting / 2**20:.3g} MiB of {has:.2f} GiB on n0,n1: "
+        "borders of embed ... head (6 layers)"
     )
 
 
@@ -74,8 +74,8 @@ def test_a_host_with_too_little_memory_is_named_with_both_numbers():
     cluster = dataclasses.replace(CLUSTER, nodes=poor)
     memory = {name: MemoryParts(host_bytes=2**25) for name in ("n0/0", "n1/0")}
     assert full_host(memory, cluster) == (
-        "The plan has 33,554,432 bytes of activations wait in host memory on n0, which "
-        "has 16,777,216. Let them wait on the device, or give its devices fewer "
+        "The plan has 33,554,432 bytes wait or rest in host memory on n0, which has "
+        "16,777,216. Let less of it leave the device, or give its devices fewer "
         "samples."
     )
     assert not full_host(memory, CLUSTER)
