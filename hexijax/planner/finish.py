@@ -125,13 +125,15 @@ class Finisher:
         )
 
     def best_layouts(self) -> list[tuple[float, Plan]]:
-        """The same, one a layout; of few devices two, where one is layered."""
+        """The same, one a layout; of few devices one more of each regime."""
         few = len(self._cluster.devices) <= FEW
         found: dict[object, tuple[float, Plan]] = {}
         for cost, plan in self.best():
             key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
-            layered = few and plan.schedule is Schedule.LAYERED
-            found.setdefault((key, layered), (cost, plan))
+            regime = None
+            if few and plan.schedule is Schedule.LAYERED:
+                regime = any(stage.params for _, stage in plan.stages())
+            found.setdefault((key, regime), (cost, plan))
         return [*found.values()]
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
@@ -234,14 +236,16 @@ class Finisher:
             for _, plan in self.best_layouts()[:STORED]
             if self._pressed(plan)
         ]
-        late = [x.layout for x in scored if x.late_s > NOTABLE * x.step_s]
-        layouts = dict.fromkeys([*pressed, *late[:STORED], *refused])
+        layouts = dict.fromkeys([*pressed, *refused], True)
+        for late in self._late(scored):
+            layouts.setdefault(late, False)
         found: list[tuple[float, int, Scored, Scorer]] = []
-        for layout in layouts:
+        for layout, short in layouts.items():
             single = all(len(meshes) == 1 for meshes in layout)
-            for regime in SINGLE if single else MINISTAGES:
+            regimes = SINGLE if single else MINISTAGES
+            for regime in regimes if short else regimes[:2]:
                 for stateless in (False, True):
-                    if stateless and self._options.even_state:
+                    if stateless and (self._options.even_state or not short):
                         continue
                     self._check_time()
                     scorer = self._regime(regime, stateless=stateless)
@@ -256,6 +260,17 @@ class Finisher:
             tried += self._fit(each, scorer)
             if tried == STORED:
                 return
+
+    def _late(self, scored: Sequence[Scored]) -> list[Layout]:
+        """The best layouts of whose step sums are a notable part, and that would be
+        faster than the best without them."""
+        hopeful = [
+            x.layout
+            for x in scored
+            if x.late_s > NOTABLE * x.step_s
+            and x.cost * (1 - x.late_s / x.step_s) < scored[0].cost * (1 - WORTH)
+        ]
+        return hopeful[:STORED]
 
     def _regime(self, regime: Regime, *, stateless: bool) -> Scorer:
         key = (regime, stateless)
