@@ -16,7 +16,7 @@ the same at the same time: its bytes count what it moves to and from those too.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hexijax.cluster import LinkProfile
 from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alike, box_size, shard_size
@@ -25,6 +25,7 @@ from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load
 from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box, whole
+from hexijax.program.program import PIECES
 
 PARTS = (
     "partial",
@@ -104,7 +105,8 @@ class Exchange:
         self._twins = {place: site.twin_grid for place, site in self._sites.items()}
         self._leaves = alike(group.leaves, whole_leaves)
         items = {sites[member].item_bytes for member in members}
-        self._item = items.pop() if len(items) == 1 else STATE_BYTES
+        self.param_item_bytes = items.pop() if len(items) == 1 else STATE_BYTES
+        """Of a parameter on its way."""
         self._whole_leaves = whole_leaves
         self.num_members = sum(sites[member].copies for member in members)
         num_homes = sum(sites[home].copies for home in boxes)
@@ -114,6 +116,8 @@ class Exchange:
         for part in PARTS:
             setattr(self, part, functools.cache(getattr(self, part)))
         self.held = {home: self._held(home) for home in boxes}
+        """Elements at home on each device of a place."""
+        self.size = group.size
         self._wholes = all(
             held.get(leaf.id, whole(leaf)) == whole(leaf)
             for held in boxes.values()
@@ -137,24 +141,30 @@ class Exchange:
         part = 0 if whole_here else min(self._divided(site.lanes, site.tensor), shard)
         return self._lanes(site, [part, shard - part, shard - part], GRAD_BYTES)
 
-    def leave(self, member: Place) -> Load:
+    def leave(self, member: Place, path: int = PIECES) -> Load:
         """A member's copies to all homes but itself."""
-        return self._sent(member, self.homes, self._grad_bytes)
+        each = functools.partial(self._grad_bytes, path)
+        return self._sent(member, self.homes, each)
 
-    def arrive(self, home: Place) -> Load:
+    def arrive(self, home: Place, path: int = PIECES) -> Load:
         """All copies to a home."""
-        return self._got(home, self.members, self._grad_bytes)
+        each = functools.partial(self._grad_bytes, path)
+        return self._got(home, self.members, each)
 
-    def add(self, home: Place) -> Call:
+    def add(self, home: Place, path: int = PIECES) -> Call:
         """Adding what has come: each array is read, one is written.
 
         Leaves that stay whole are gathered over the lanes. Alone it sums its lanes.
+        What a collective has added up comes once.
         """
         if self.alone:
             return self.partial(home)
         site = self._sites[home]
         part = self._piece(home, site.lanes, site.tensor)
         moved = (self.num_members + 1) * part * GRAD_BYTES
+        if path:
+            together = self.held[home] - self.rest(home, path)
+            moved -= (self.num_members - 1) * together * GRAD_BYTES
         call = Call(CALL_S)
         if part < self.held[home]:
             call = self._lanes(site, [self.held[home]], GRAD_BYTES)
@@ -162,33 +172,37 @@ class Exchange:
 
     # New parameters
 
-    def spread_out(self, home: Place) -> Load:
+    def spread_out(self, home: Place, path: int = PIECES) -> Load:
         """A home's copies to all users but itself."""
-        return self._sent(home, self.members, self._param_bytes)
+        each = functools.partial(self._param_bytes, path)
+        return self._sent(home, self.members, each)
 
     def spread_to(self, home: Place, user: Place) -> Load:
         """A home's copies to one user, for a pass."""
-        return self._sent(home, (user,), self._param_bytes)
+        each = functools.partial(self._param_bytes, PIECES)
+        return self._sent(home, (user,), each)
 
     def cast(self, home: Place) -> Call | None:
         """What makes a home's slices of its masters, for a pass of one user; None: they
         travel as they are."""
-        if self._item == STATE_BYTES:
+        if self.param_item_bytes == STATE_BYTES:
             return None
-        moved = self.held[home] * (STATE_BYTES + self._item)
+        moved = self.held[home] * (STATE_BYTES + self.param_item_bytes)
         return Call(CALL_S + moved / self._sites[home].memory_bytes_per_s)
 
-    def spread_in(self, user: Place) -> Load:
+    def spread_in(self, user: Place, path: int = PIECES) -> Load:
         """All copies to a user."""
-        return self._got(user, self.homes, self._param_bytes)
+        each = functools.partial(self._param_bytes, path)
+        return self._got(user, self.homes, each)
 
-    def join(self, user: Place) -> Call | None:
+    def join(self, user: Place, path: int = PIECES) -> Call | None:
         """What makes parameters of the pieces; None: they are the parameters."""
         site = self._sites[user]
         gathered = self._divided(site.lanes, site.tensor)
         if self._whole_leaves and user in self.held:  # its own it has on every lane
             gathered -= min(gathered, self.held[user])
-        direct = self._item == site.item_bytes and (self.alone or self._wholes)
+        same_dtype = self.param_item_bytes == site.item_bytes
+        direct = same_dtype and not path and (self.alone or self._wholes)
         if direct and not gathered:
             return None
         call = Call(CALL_S)
@@ -200,6 +214,14 @@ class Exchange:
         return call.and_s(moved / site.memory_bytes_per_s)
 
     # Parts
+
+    def site(self, place: Place) -> Site:
+        """A user or a home."""
+        return self._sites[place]
+
+    def rest(self, home: Place, path: int) -> int:
+        """Elements of a home that go by pieces beside a collective."""
+        return self.held[home] - min(path, self.held[home]) * (home in self.members)
 
     def _held(self, home: Place) -> int:
         """Elements at home on each device of a place."""
@@ -226,36 +248,46 @@ class Exchange:
         )
         return saved * lanes // (lanes - 1)
 
-    def _grad_bytes(self, member: Place, home: Place) -> int:
+    def _grad_bytes(self, path: int, member: Place, home: Place) -> int:
         del member
+        if path:
+            return self.rest(home, path) * GRAD_BYTES
         site = self._sites[home]
         return self._piece(home, site.lanes, site.tensor) * GRAD_BYTES
 
-    def _param_bytes(self, home: Place, user: Place) -> int:
+    def _param_bytes(self, path: int, home: Place, user: Place) -> int:
+        if path:
+            return self.rest(home, path) * self.param_item_bytes
         site = self._sites[user]
-        return self._piece(home, site.lanes, site.tensor) * self._item
+        return self._piece(home, site.lanes, site.tensor) * self.param_item_bytes
 
     def _sent(self, place: Place, to: Sequence[Place], num_bytes: _Bytes) -> Load:
         source = self._grids[place]
-        copies: list[tuple[Hops, float, int]] = []
-        for other in to:
-            count, each = self._sites[other].copies, num_bytes(place, other)
-            if other != place:
-                copies += self._copies(source, self._grids[other], each, 1)
-            if count > 1:
-                copies += self._copies(source, self._twins[other], each, count - 1)
-        return load(copies, into=False)
+        copies = [
+            copy
+            for other in to
+            for grid, times in self._others(place, other)
+            for copy in self._copies(source, grid, num_bytes(place, other), times)
+        ]
+        return load(copies, into=False, several=len(copies) > 1)
 
     def _got(self, place: Place, of: Sequence[Place], num_bytes: _Bytes) -> Load:
         target = self._grids[place]
-        copies: list[tuple[Hops, float, int]] = []
-        for other in of:
-            count, each = self._sites[other].copies, num_bytes(other, place)
-            if other != place:
-                copies += self._copies(self._grids[other], target, each, 1)
-            if count > 1:
-                copies += self._copies(self._twins[other], target, each, count - 1)
-        return load(copies, out=False)
+        copies = [
+            copy
+            for other in of
+            for grid, times in self._others(place, other)
+            for copy in self._copies(grid, target, num_bytes(other, place), times)
+        ]
+        return load(copies, out=False, several=len(copies) > 1)
+
+    def _others(self, place: Place, other: Place) -> Iterator[tuple[Grid, int]]:
+        """Of what a site stands for, all but the place itself."""
+        copies = self._sites[other].copies
+        if other != place:
+            yield self._grids[other], 1
+        if copies > 1:
+            yield self._twins[other], copies - 1
 
     def _copies(
         self, source: Grid, target: Grid, each: int, times: int

@@ -12,8 +12,9 @@ from typing import Any
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import enter_bytes, is_joined, segment_kept_bytes
 from hexijax.costs.borders import OURS, Border, Carriage, border
+from hexijax.costs.collectives import Collective
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
-from hexijax.costs.exchange import Exchange, Site
+from hexijax.costs.exchange import Call, Exchange, Site
 from hexijax.costs.host_rates import host_side
 from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
@@ -34,6 +35,7 @@ from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets
 from hexijax.program.program import (
     HOST,
+    PIECES,
     Agree,
     Backward,
     Forward,
@@ -117,6 +119,7 @@ class PlanCosts:
         self._ways = Ways.of(cluster)
         self._stages = dict(plan.stages())
         self._exchanges: dict[object, Exchange] = {}
+        self._collectives: dict[Exchange, Collective | None] = {}
         self._crossings: dict[object, Border] = {}
         self._handlers: dict[type[Instruction], Callable[[Any], float]] = {
             Forward: self._forward_s,
@@ -125,7 +128,7 @@ class PlanCosts:
             Recv: lambda i: self.message(i).merge_s,
             Reduce: self._reduce_s,
             Sum: lambda i: self.exchange(i.group).add(i.home).seconds,
-            Gather: lambda i: self.exchange(i.group).spread_in(i.place).seconds,
+            Gather: self._gather_s,
             Join: self._join_s,
             Update: self._update_s,
             Agree: self._agree_s,
@@ -169,6 +172,38 @@ class PlanCosts:
             self.groups[group],
             whole_leaves=self._whole_leaves,
         )
+
+    def gather_path(self, group: str, *, alone: bool) -> int:
+        """The fastest for new parameters; ``alone``: of one bucket at a time."""
+        collective = self.collective(group)
+        return collective.gather_path(alone=alone) if collective else PIECES
+
+    def reduce_path(self, group: str) -> int:
+        """The fastest for gradients."""
+        collective = self.collective(group)
+        return collective.reduce_path() if collective else PIECES
+
+    def collective(self, group: str) -> Collective | None:
+        """Over a bucket's users; None: they are no devices of one kind and client, each
+        of them one user."""
+        exchange = self.exchange(group)
+        if exchange not in self._collectives:
+            self._collectives[exchange] = self._collective(exchange)
+        return self._collectives[exchange]
+
+    def _collective(self, exchange: Exchange) -> Collective | None:
+        sites = [exchange.site(member) for member in exchange.members]
+        devices = [d for site in sites for d in (*site.devices, *site.twin)]
+        alone = all(len(site.devices) == 1 for site in sites)
+        if len(devices) < 2 or not alone or len({*devices}) < len(devices):
+            return None
+        found = [self._cluster.device(name) for name in devices]
+        if self._carriage != OURS or len({(d.kind, d.island) for d in found}) > 1:
+            return None
+        link = slowest_link(self._cluster, devices)
+        ends = [site.devices[0] for site in sites]
+        hops = self._ways.counted(zip(ends, ends[1:] + ends[:1], strict=True))
+        return Collective(exchange, link, hops) if link else None
 
     def stage_s(self, place: Place) -> float:
         """Forward and backward of one microbatch through a stage, calls included."""
@@ -389,7 +424,26 @@ class PlanCosts:
 
     def _reduce_s(self, i: Reduce) -> float:
         exchange = self.exchange(i.group)
-        return max(exchange.leave(m).seconds for m in exchange.members)
+        seconds = max(exchange.leave(m, i.path).seconds for m in exchange.members)
+        if i.path:
+            seconds += self.ring(i).seconds
+        return seconds
+
+    def _gather_s(self, i: Gather) -> float:
+        exchange = self.exchange(i.group)
+        seconds = max(exchange.spread_in(p, i.path).seconds for p in i.places)
+        if i.path:
+            seconds += self.ring(i).seconds
+        return seconds
+
+    def ring(self, i: Reduce | Gather) -> Call:
+        """What goes by the collective."""
+        collective = self.collective(i.group)
+        assert collective, "the plan's Program has a path that its costs have not"
+        item_bytes = GRAD_BYTES
+        if isinstance(i, Gather):
+            item_bytes = self.exchange(i.group).param_item_bytes
+        return collective.ring(i.path, item_bytes)
 
     def _join_s(self, instruction: Join) -> float:
         join = self.exchange(instruction.group).join(instruction.place)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from hexijax.cluster import Cluster, LinkProfile
 from hexijax.costs.links import way_bytes_per_s
+from hexijax.costs.rates import COPIES_SHARE
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -138,7 +139,11 @@ class Ways:
 
 
 def load(
-    copies: Iterable[tuple[Hops, float, int]], *, out: bool = True, into: bool = True
+    copies: Iterable[tuple[Hops, float, int]],
+    *,
+    out: bool = True,
+    into: bool = True,
+    several: bool = False,
 ) -> Load:
     """Copies that leave at once.
 
@@ -146,7 +151,9 @@ def load(
       copies: hops, the bytes of each copy, and how often all of these go.
       out: count the ways out.
       into: count the ways in.
+      several: a device has them to or from several others, whatever nodes carry.
     """
+    share = COPIES_SHARE if several else 1.0
     held: dict[str, dict[tuple[LinkProfile, float], float]] = {}
     alone_s = latency_s = 0.0
 
@@ -161,12 +168,13 @@ def load(
             link, num_bytes = hop.link, each * count * times
             alone_s = max(alone_s, link.flow_s(int(each)))
             latency_s = max(latency_s, link.latency_s)
+            inside = 1.0 if hop.between_nodes else share
             if hop.through and out:  # copies elsewhere have links of their own
                 keep(hop.through, each * count, link, link.bytes_per_s)
             if out:
-                keep(hop.out, num_bytes, link, hop.out_bytes_per_s)
+                keep(hop.out, num_bytes, link, hop.out_bytes_per_s * inside)
             if into:
-                keep(hop.into, num_bytes, link, hop.into_bytes_per_s)
+                keep(hop.into, num_bytes, link, hop.into_bytes_per_s * inside)
     if not held:
         return NO_LOAD
     holds_s = tuple(

@@ -162,6 +162,14 @@ def _range(field: str) -> Term:
     )
 
 
+_PATH = Term(
+    field="path",
+    what="'collective' and a number of elements",
+    pattern=re.compile("collective [0-9]{1,12}"),
+    write=lambda elements: f"collective {elements}",
+    read=lambda text: int(text.split()[1]),
+    optional=True,
+)
 _PLACE = _name("place", "a place")
 _ENDS = (
     _number("tag", "t"),
@@ -179,13 +187,15 @@ TERMS: Mapping[type[Instruction], tuple[Term, ...]] = {
     Gather: (
         _name("group", "a group"),
         _names("homes", "homes", after="from"),
-        _name("place", "a place", after="to"),
+        _names("places", "places", after="to"),
+        _PATH,
     ),
     Join: (_name("group", "a group"), _name("place", "a place", after="at")),
     Reduce: (
         _name("group", "a group"),
         _names("members", "members", after="from"),
         _names("homes", "homes", after="to"),
+        _PATH,
     ),
     Sum: (_name("group", "a group"), _name("home", "a home", after="at")),
     Agree: (_name("name", "a name"), _names("members", "members", after="to")),

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.clock import by_start
 from hexijax.program.program import (
+    PIECES,
     Agree,
     Backward,
     Buffer,
@@ -194,16 +195,27 @@ def _devices(
             return (f"cpu {home}",)
         case Update(home=home) | Sum(home=home):
             return devices.get(home, (home,))
-        case Reduce(members=members, homes=homes):
-            return tuple(f"way {place}" for place in dict.fromkeys((*members, *homes)))
-        case Gather(place=place):
-            return (f"way {place}",)
+        case Reduce(members=members, homes=homes, path=path):
+            ways = [f"way {place}" for place in dict.fromkeys((*members, *homes))]
+            return (*ways, *_held(members, path, devices))
+        case Gather(places=places, path=path):
+            ways = [f"way {place}" for place in places]
+            return (*ways, *_held(places, path, devices))
         case Prefetch(buffer=buffer):
             return (f"host in {buffer.place}",)
         case WriteBack(buffer=buffer):
             return (f"host out {buffer.place}",)
         case _:
             return ()
+
+
+def _held(
+    places: Sequence[Place], path: int, devices: Mapping[Place, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Devices that a collective runs on; pieces run beside what these do."""
+    if path == PIECES:
+        return ()
+    return tuple(device for place in places for device in devices[place])
 
 
 def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
@@ -231,10 +243,11 @@ def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
                 groups.append(instr.group)
             yield from ((end, i) for group in before for end in ends[group])
         elif isinstance(instr, Gather):
-            groups = gathered.setdefault(instr.place, [])
-            if len(groups) >= IN_FLIGHT:
-                yield joins[instr.place, groups[-IN_FLIGHT]], i
-            groups.append(instr.group)
+            for place in instr.places:
+                groups = gathered.setdefault(place, [])
+                if len(groups) >= IN_FLIGHT:
+                    yield joins[place, groups[-IN_FLIGHT]], i
+                groups.append(instr.group)
 
 
 def _chunks_in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Plan -> Program, by passes of one file each.
 
-    schedules -> compute -> moves -> placement -> window -> passes -> linearise
+    schedules -> compute -> moves -> paths -> placement -> window -> passes -> linearise
     -> waiting -> free -> check
 
 The Program of a plan is a pure function of plan, chain, rules and costs.
@@ -17,6 +17,7 @@ from hexijax.program.free import free
 from hexijax.program.linearise import Costs, UnitCosts, linearise
 from hexijax.program.moves import moves
 from hexijax.program.passes import passes
+from hexijax.program.paths import paths
 from hexijax.program.placement import (
     StepRules,
     agree_on_loss,
@@ -99,7 +100,9 @@ def _lowered(
     streams, waits = compute(plan, chain, groups, evaluation=evaluation)
     others = [*moves(plan, streams), agree_on_loss(plan)]
     before = prologue(places)
+    costs = costs or UnitCosts(plan)
     if not evaluation:
+        places = paths(plan, places, streams, costs, rules)
         others += sync(places, streams, rules)
         if rules.dynamic_scale:
             before.append(agree_on_scale(plan, body=False))
@@ -110,7 +113,7 @@ def _lowered(
         passes(places, streams),
         others,
         loads(plan, chain, evaluation=evaluation, rules=rules),
-        costs or UnitCosts(plan),
+        costs,
         waits,
     )
     return tuple(before), *waiting(plan, order)

@@ -114,7 +114,7 @@ def _gather(place: Place, g: GroupPlaces, number: int) -> Gather:
         writes=(names.param_pieces(place, g.group, number),),
         group=g.group,
         homes=g.homes,
-        place=place,
+        places=(place,),
     )
 
 

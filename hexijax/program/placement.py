@@ -16,6 +16,7 @@ from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.compute import batch_places
 from hexijax.program.program import (
     HOST,
+    PIECES,
     Agree,
     Buffer,
     Gather,
@@ -80,6 +81,12 @@ class GroupPlaces:
     site: Site = Site.DEVICE
     """Where they update it."""
 
+    reduce_path: int = PIECES
+    """How its gradients go to their homes."""
+
+    gather_path: int = PIECES
+    """How new parameters go to those that keep them."""
+
     @property
     def gathers(self) -> tuple[Place, ...]:
         """Users that get new parameters once a step."""
@@ -135,7 +142,7 @@ def prologue(groups: Iterable[GroupPlaces]) -> list[Instruction]:
     made: list[Instruction] = []
     for g in groups:
         state = [names.state(home, g.group, memory=g.memory) for home in g.homes]
-        made += [_gather(g, user, state) for user in g.gathers]
+        made += [_gather(g, (user,), state) for user in g.gathers]
         made += [_join(g.group, user) for user in g.gathers]
         made += [_rest(g.group, user) for user in g.streamers]
     return made
@@ -239,7 +246,7 @@ def sync(
         slices = [names.param_slice(home, g.group) for home in g.homes]
         if g.site is Site.HOST:
             slices = list(map(names.on_host, slices))
-        result += [_gather(g, user, slices) for user in g.gathers]
+        result += _gathers(g, slices)
         result += [_join(g.group, user, step=1) for user in g.gathers]
         result += [_rest(g.group, user, step=1) for user in g.streamers]
     homes = dict.fromkeys(home for g in groups for home in g.homes)
@@ -265,6 +272,7 @@ def _reduce(g: GroupPlaces, grads: list[Buffer]) -> Reduce:
         group=g.group,
         members=g.users,
         homes=g.homes,
+        path=g.reduce_path,
     )
 
 
@@ -304,13 +312,26 @@ def _update(g: GroupPlaces, home: Place, rules: StepRules) -> list[Instruction]:
     return [prefetch(names.state(home, group)), update, rest(writes[0])]
 
 
-def _gather(g: GroupPlaces, user: Place, slices: Iterable[Buffer]) -> Gather:
+def _gathers(g: GroupPlaces, slices: Sequence[Buffer]) -> list[Gather]:
+    """One for each that gets them; a collective is one for all."""
+    if g.gather_path == PIECES:
+        return [_gather(g, (user,), slices) for user in g.gathers]
+    return [_gather(g, g.gathers, slices, g.gather_path)]
+
+
+def _gather(
+    g: GroupPlaces,
+    users: tuple[Place, ...],
+    slices: Iterable[Buffer],
+    path: int = PIECES,
+) -> Gather:
     return Gather(
         reads=_reads(slices),
-        writes=(names.param_pieces(user, g.group),),
+        writes=tuple(names.param_pieces(user, g.group) for user in users),
         group=g.group,
         homes=g.homes,
-        place=user,
+        places=users,
+        path=path,
     )
 
 

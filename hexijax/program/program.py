@@ -27,6 +27,11 @@ SECTIONS = ("prologue", "body", "drain")
 HOST = Place("host")
 """Where the weight of a step is known and its metrics arrive."""
 
+PIECES = 0
+"""The path of what goes by pieces alone, each copied from where it is to where it must
+be. Any other is how many elements of each home's boxes go in one collective over the
+users: fewer are padded, and what is beyond them goes by pieces."""
+
 PLAIN = r"[\w./+*-]+"
 """A word that stands in the text as it is; any other is quoted as in JSON."""
 
@@ -201,15 +206,17 @@ class Recv(Instruction):
 
 @instruction
 class Gather(Instruction):
-    """Start a group's new parameters on their way to one stage that uses them.
+    """Start a group's new parameters on their way to stages that use them.
 
     Reads the Param slices of all homes (in the prologue, and where a stage frees them
-    after each pass: their State); writes Pieces ``param <group>``.
+    after each pass: their State); writes Pieces ``param <group>`` at each place: one,
+    or by a collective all that keep them.
     """
 
     group: str
     homes: tuple[Place, ...]
-    place: Place
+    places: tuple[Place, ...]
+    path: int = PIECES
 
 
 @instruction
@@ -225,12 +232,14 @@ class Reduce(Instruction):
     """Sum a group's gradients over the lanes of each user, and start them homewards.
 
     ``members`` is the order of addition, and of the reads: the last Grad of each.
-    Writes Pieces ``grad <group>`` at each home.
+    Writes Pieces ``grad <group>`` at each home. A collective adds in an order of its
+    own, the same one each time.
     """
 
     group: str
     members: tuple[Place, ...]
     homes: tuple[Place, ...]
+    path: int = PIECES
 
 
 @instruction

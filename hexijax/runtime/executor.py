@@ -499,7 +499,7 @@ class Executor:
         return self._parts.borders[key]
 
     def _reduce(self, instruction: Reduce) -> Action:
-        group = self._parts.groups[instruction.group]
+        group, path = self._parts.groups[instruction.group], instruction.path
         sources = {
             r.buffer.place: self._at(r.buffer)
             for r in instruction.reads
@@ -509,7 +509,8 @@ class Executor:
 
         def action(slots: Slots) -> None:
             grads = {place: slots[s] for place, s in sources.items()}
-            for home, pieces in group.send_grads(grads).items():
+            sent = group.reduce(grads, path) if path else group.send_grads(grads)
+            for home, pieces in sent.items():
                 slots[targets[home]] = pieces
 
         return action
@@ -586,13 +587,13 @@ class Executor:
         return action
 
     def _gather(self, instruction: Gather) -> Action:
-        group, place = self._parts.groups[instruction.group], instruction.place
+        group, path = self._parts.groups[instruction.group], instruction.path
         states = [
             (r.buffer.place, self._at(r.buffer), r.buffer.kind is Kind.STATE)
             for r in instruction.reads
             if r.buffer.kind is Kind.STATE or r.buffer.subject.startswith("slice ")
         ]
-        (target,) = self._writes(instruction, Kind.PIECES).values()
+        targets = {b.place: self._at(b) for b in instruction.writes}
 
         def action(slots: Slots) -> None:
             slices = {
@@ -601,7 +602,12 @@ class Executor:
                 else group.on_devices(home, value(slots[slot]))
                 for home, slot, is_state in states
             }
-            slots[target] = group.send_params(place, slices)
+            if path:
+                made = group.gather(slices, path)
+            else:
+                made = {place: group.send_params(place, slices) for place in targets}
+            for place, pieces in made.items():
+                slots[targets[place]] = pieces
 
         return action
 

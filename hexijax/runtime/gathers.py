@@ -3,7 +3,8 @@
     slices at the homes -> send_params -> pieces at the users -> join -> parameters
 
 They travel in the dtype they are computed with, to each lane its part, and the lanes
-gather the whole. Of a group that does not train they travel once.
+gather the whole. Of a group that does not train they travel once. Between users of one
+device each, all of one kind, a part of them may go to all by one collective.
 """
 
 import functools
@@ -18,7 +19,8 @@ from hexijax.layers.chain import Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.program.program import Memory, Site
-from hexijax.runtime.group_shapes import Arrays, GroupShapes, is_like
+from hexijax.runtime.collectives import Collectives, Packed, as_words, padded
+from hexijax.runtime.group_shapes import Arrays, is_like
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
@@ -26,7 +28,7 @@ from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
 
-class Gathers(GroupShapes):
+class Gathers(Collectives):
     """Gather and Join of one group."""
 
     def slices(self, home: Place, state: dict[str, Any]) -> Arrays:
@@ -120,8 +122,81 @@ class Gathers(GroupShapes):
             for leaf in self.group.leaves
         )
 
+    def gather(self, slices: Mapping[Place, Arrays], path: int) -> dict[Place, Packed]:
+        """What every user gets, a part of it by one collective."""
+        cuts, word = self._cuts(path, self.slice_dtypes), self._slice_word
+        row = max(cut.row for cut in cuts.values())
+        rows: dict[Place, jax.Array] = {}
+        rests: list[jax.Array] = []
+        for home in self.homes:
+            mine, rest = self._row_and_rest(home, path)(slices[home])
+            rows.update((home, x) for x in mine)
+            rests += rest
+        own = [
+            rows[m] if m in rows else self._nothing(m, row, word)()
+            for m in self.members
+        ]
+        whole = self._parts(self._all_gather(row, word)(self._global(own)))
+        to = [member for member in self.members for _ in rests]
+        copies = iter(self._copies(rests * len(self.members), to))
+        return {
+            member: Packed(path, (whole[member],), tuple(next(copies) for _ in rests))
+            for member in self.members
+        }
+
+    @property
+    def _slice_word(self) -> str:
+        return self._word([self.slice_dtypes[leaf.id] for leaf in self.group.leaves])
+
+    @memo
+    def _row_and_rest(self, home: Place, path: int) -> Callable[..., Any]:
+        """A home's boxes as its row and its rest, each if there is any."""
+        cuts, word = self._cuts(path, self.slice_dtypes), self._slice_word
+        length, (row, rest) = max(cut.row for cut in cuts.values()), cuts[home]
+
+        def f(slices: Arrays) -> tuple[Arrays, Arrays]:
+            vector = as_words(self._unpack(home, slices), word)
+            mine = (padded(vector[:row], length),) if home in self.members else ()
+            return mine, (vector[row:],) if rest else ()
+
+        here = self.layout.replicated(home)
+        return self.programs.get(f, (self._sent(home, here),), out_shardings=here)
+
+    @memo
+    def _of_rows(self, place: Place, path: int) -> Callable[..., Any]:
+        """Parameters of all homes' rows and rests."""
+        cuts, target = self._cuts(path, self.slice_dtypes), self._params(place)
+        length = max(cut.row for cut in cuts.values())
+        start = {member: i * length for i, member in enumerate(self.members)}
+
+        def f(rows: Arrays, rests: Arrays) -> Arrays:
+            beyond = iter(rests)
+            found: dict[str, list[tuple[Box, jax.Array]]] = {}
+            for home, cut in cuts.items():
+                at = start.get(home, 0)
+                parts = [
+                    rows[0][at : at + cut.row],
+                    *([next(beyond)] if cut.rest else []),
+                ]
+                boxes = self._boxes(home, jnp.concatenate(parts), self.slice_dtypes)
+                for (leaf, box), x in zip(self.held[home], boxes, strict=True):
+                    found.setdefault(leaf.id, []).append((box, x))
+            return tuple(
+                _whole(leaf, found[leaf.id]).astype(t.dtype)
+                for leaf, t in zip(self.group.leaves, target, strict=True)
+            )
+
+        here, word = self.layout.replicated(place), self._slice_word
+        rows = (struct((length * len(self.members),), word, here),)
+        rests = tuple(struct((c.rest,), word, here) for c in cuts.values() if c.rest)
+        return self.programs.get(
+            f, (rows, rests), out_shardings=tuple(t.sharding for t in target)
+        )
+
     def join(self, place: Place, pieces: Any) -> Arrays:
         """The group's parameters as a place computes with them."""
+        if isinstance(pieces, Packed):
+            return self._of_rows(place, pieces.path)(pieces.rows, pieces.rests)
         if any(map(self._packs, self.homes)):
             return self._join_packs(place)(pieces)
         make = self._spread if self.homes == (place,) else self._join
@@ -143,26 +218,28 @@ class Gathers(GroupShapes):
                 for leaf, t in zip(self.group.leaves, target, strict=True)
             )
 
-        def arrives(home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
-            shapes, packs = self._shapes(home), self._packs(home)
-            flats = (
-                struct((size_of([shapes[i] for i in which]),), dtype, here)
-                for dtype, which in packs.items()
-            )
-            alone = (
-                struct(shape, leaf.dtype, here)
-                for (leaf, _), shape, cast in zip(
-                    self.held[home], shapes, self._casts(home), strict=True
-                )
-                if not cast
-            )
-            return (*flats, *alone)
-
         return self.programs.get(
             f,
-            ([arrives(home) for home in self.homes],),
+            ([self._sent(home, here) for home in self.homes],),
             out_shardings=tuple(t.sharding for t in target),
         )
+
+    def _sent(
+        self, home: Place, here: NamedSharding
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What ``slices`` gives of a home, wherever it is."""
+        shapes, packs = self._shapes(home), self._packs(home)
+        flats = (
+            struct((size_of([shapes[i] for i in which]),), dtype, here)
+            for dtype, which in packs.items()
+        )
+        packed = {i for which in packs.values() for i in which}
+        alone = (
+            struct(shapes[i], self.slice_dtypes[leaf.id], here)
+            for i, (leaf, _) in enumerate(self.held[home])
+            if i not in packed
+        )
+        return (*flats, *alone)
 
     @memo
     def _spread(self, place: Place) -> Callable[..., Any]:

@@ -5,6 +5,8 @@
 A gradient is first summed over the lanes of its own mesh and cut to each home's box,
 then copied there and added in the order the Program lists. Each lane sends and receives
 its part of a box, never all of it: links between meshes are slower than those inside.
+Between users of one device each, all of one kind, a part of the sum may be made by one
+collective, in an order of its own.
 """
 
 import functools
@@ -18,7 +20,8 @@ from jax.sharding import NamedSharding
 from hexijax.layers.chain import Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.runtime.group_shapes import Arrays, GroupShapes, cut
+from hexijax.runtime.collectives import Collectives, Packed, padded
+from hexijax.runtime.group_shapes import Arrays, cut
 from hexijax.runtime.layout import DATA, MODEL, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.move import move
@@ -26,7 +29,7 @@ from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
 
-class Sums(GroupShapes):
+class Sums(Collectives):
     """Reduce and Sum of one group."""
 
     @property
@@ -84,8 +87,79 @@ class Sums(GroupShapes):
         args = ([flat] * len(self.members),)
         return self.programs.get(f, args, out_shardings=(self._slices(home), here))
 
+    def reduce(self, grads: Mapping[Place, Arrays], path: int) -> dict[Place, Packed]:
+        """What every home gets, a part of it summed up by one collective."""
+        cuts = self._cuts(path, self._float32)
+        rows: list[jax.Array] = []
+        rests: list[jax.Array] = []
+        for member in self.members:
+            mine, beyond = self._rows_of_grads(member, path)(grads[member])
+            rows.append(mine)
+            rests += beyond
+        row = max(cut.row for cut in cuts.values())
+        summed = self._parts(self._reduce_scatter(row)(self._global(rows)))
+        to = [home for home, cut in cuts.items() if cut.rest]
+        copies = self._copies(rests, to * len(self.members))
+        return {
+            home: Packed(
+                path,
+                (summed[home],) if cut.row else (),
+                tuple(copies[to.index(home) :: len(to)]) if cut.rest else (),
+            )
+            for home, cut in cuts.items()
+        }
+
+    @property
+    def _float32(self) -> dict[str, str]:
+        return {leaf.id: "float32" for leaf in self.group.leaves}
+
+    @memo
+    def _rows_of_grads(self, member: Place, path: int) -> Callable[..., Any]:
+        """A row for each member that is a home, and the rests of all homes."""
+        cuts = self._cuts(path, self._float32)
+        length = max(cut.row for cut in cuts.values())
+        index = {leaf.id: i for i, leaf in enumerate(self.group.leaves)}
+
+        def f(grads: Arrays) -> tuple[jax.Array, Arrays]:
+            vectors = {
+                home: pack([cut(grads[index[x.id]], box) for x, box in held])
+                for home, held in self.held.items()
+            }
+            rows = [
+                padded(vectors[home][: cuts[home].row], length)
+                if home in cuts
+                else jnp.zeros(length)
+                for home in self.members
+            ]
+            rests = [vectors[h][c.row :] for h, c in cuts.items() if c.rest]
+            return jnp.concatenate(rows), tuple(rests)
+
+        here = self.layout.replicated(member)
+        return self.programs.get(f, (self._grads(member),), out_shardings=here)
+
+    @memo
+    def _sum_of_rows(self, home: Place, path: int) -> Callable[..., Any]:
+        """A home's boxes of its row, as it was summed, and the members' rests."""
+        cuts = self._cuts(path, self._float32)
+        length, (row, rest) = max(c.row for c in cuts.values()), cuts[home]
+
+        def f(rows: Arrays, rests: Arrays) -> tuple[Arrays, jax.Array]:
+            parts = [x[:row] for x in rows]
+            if rests:
+                parts.append(functools.reduce(jnp.add, rests))
+            summed = self._boxes(home, jnp.concatenate(parts), self._float32)
+            return summed, _squares(summed)
+
+        here = self.layout.replicated(home)
+        rows = (struct((length,), "float32", here),) if row else ()
+        rests = (struct((rest,), "float32", here),) * len(self.members) if rest else ()
+        out = (self._slices(home), here)
+        return self.programs.get(f, (rows, rests), out_shardings=out)
+
     def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
         """The summed boxes of a home, and their sum of squares."""
+        if isinstance(pieces, Packed):
+            return self._sum_of_rows(home, pieces.path)(pieces.rows, pieces.rests)
         if self._packed:
             return self._add_packs(home)(pieces)
         return (self._lanes_alone if self._alone else self._add)(home)(pieces)

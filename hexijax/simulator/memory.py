@@ -21,6 +21,7 @@ from hexijax.program.program import (
     Backward,
     Buffer,
     Forward,
+    Gather,
     Instruction,
     Kind,
     Load,
@@ -156,8 +157,9 @@ class _Spans:
     def _at(self, number: int, i: Instruction, place: Place) -> bool:
         use = self._steps.work[number].use
         if not use.devices and not use.behind:  # copies arrive
-            return getattr(i, "place", None) == place
-        return self._costs.devices(place) in (use.devices, use.behind)
+            return isinstance(i, Gather) and place in i.places
+        devices = self._costs.devices(place)
+        return use.behind == devices or set(devices) <= set(use.devices)
 
 
 def curves(

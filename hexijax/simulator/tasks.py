@@ -34,7 +34,7 @@ from hexijax.plan.plan import Place
 from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.fuse import fused_pairs
-from hexijax.program.program import Buffer, Instruction, Kind, Program
+from hexijax.program.program import PIECES, Buffer, Instruction, Kind, Program
 from hexijax.simulator.passes import Passes
 
 
@@ -148,6 +148,8 @@ class _Writer:
         self._held_back: list[tuple[int, Place]] = []
         self._leaving: dict[str, dict[Place, int]] = {}
         self._passes: dict[tuple[str, ...], Passes] = {}
+        self._parts: dict[Buffer, tuple[int, int]] = {}
+        """Of Pieces of which a part came by a collective: its path and its task."""
         self._runs: dict[object, Use] = {}
         self._roads: dict[object, Road] = {}
         self._hosts = functools.cache(self._find_hosts)
@@ -337,25 +339,34 @@ class _Writer:
             return
         cut: dict[Place, int] = {}
         left: dict[Place, int] = {}
+        path = i.path
         for member, read in zip(i.members, i.reads, strict=True):
             partial = exchange.partial(member)
             made = [self._made[read.buffer]]
             cut[member] = self._program(
                 i, What.SYNC, member, partial.seconds, made, partial.ways
             )
-            left[member] = self._leave(i, member, exchange.leave(member), [cut[member]])
+            load = exchange.leave(member, path)
+            left[member] = self._leave(i, member, load, [cut[member]])
             passes = self._passes.get(self._costs.devices(member))
             if passes and left[member] >= 0:
                 passes.left(passes.of[member, i.group], left[member])
+        ready = max(cut.values())
+        if path:
+            ready = self._ring(i, i.members, [*cut.values()])
         for home, written in zip(i.homes, i.writes, strict=True):
             along = self._senders(left, home)
-            arrived = self._arrive(i, exchange.arrive(home), along)
+            arrived = self._arrive(i, exchange.arrive(home, path), along)
             # Without a way it is there when the last on its own devices was cut.
-            self._made[written] = arrived if arrived >= 0 else max(cut.values())
+            self._made[written] = arrived if arrived >= 0 else ready
+            if path:
+                self._parts[written] = path, ready
 
     def _sum(self, i: ops.Sum) -> None:
-        add = self._costs.exchange(i.group).add(i.home)
-        after = [self._made[i.reads[0].buffer]]
+        pieces = i.reads[0].buffer
+        path, ready = self._parts.get(pieces, (PIECES, self._made[pieces]))
+        add = self._costs.exchange(i.group).add(i.home, path)
+        after = [self._made[pieces], ready]
         task = self._program(i, What.SYNC, i.home, add.seconds, after, add.ways)
         for buffer in i.writes:
             self._made[buffer] = task
@@ -388,42 +399,83 @@ class _Writer:
             self._gather_for_pass(i, exchange)
             return
         made = {r.buffer.place: self._made[r.buffer] for r in i.reads}
+        if i.path:
+            self._gather_together(i, exchange, made)
+            return
+        (place,) = i.places
         left = self._leaving.get(i.group)
         if left is None:  # the first of the bucket's users: all copies go out now
             left = self._leaving[i.group] = {
                 home: self._leave(i, home, exchange.spread_out(home), [made[home]], ())
                 for home in i.homes
             }
-        along = self._senders(left, i.place)
-        hosts = self._hosts(i.place)
-        arrived = self._arrive(i, exchange.spread_in(i.place), along, hosts)
+        along = self._senders(left, place)
+        hosts = self._hosts(place)
+        arrived = self._arrive(i, exchange.spread_in(place), along, hosts)
         self._made[i.writes[0]] = arrived if arrived >= 0 else max(made.values())
+
+    def _gather_together(
+        self, i: ops.Gather, exchange: Exchange, made: Mapping[Place, int]
+    ) -> None:
+        """Boxes are packed; a part of them goes by a collective, the rest as copies."""
+        collective = self._costs.collective(i.group)
+        assert collective, "costs that chose a collective know it"
+        packed: dict[Place, int] = {}
+        left: dict[Place, int] = {}
+        for home in i.homes:
+            seconds = collective.pack(home).seconds
+            after = [made[home]]
+            packed[home] = self._program(i, What.SYNC, home, seconds, after)
+            load = exchange.spread_out(home, i.path)
+            left[home] = self._leave(i, home, load, [packed[home]])
+        ready = self._ring(i, i.places, [*packed.values()])
+        for place, written in zip(i.places, i.writes, strict=True):
+            along = self._senders(left, place)
+            arrived = self._arrive(i, exchange.spread_in(place, i.path), along)
+            self._made[written] = arrived if arrived >= 0 else ready
+            self._parts[written] = i.path, ready
+
+    def _ring(
+        self,
+        i: ops.Reduce | ops.Gather,
+        places: Sequence[Place],
+        after: Sequence[int],
+    ) -> int:
+        """A collective: it keeps all its devices, and is one call."""
+        devices = tuple(d for place in places for d in self._costs.devices(place))
+        ring, hosts = self._costs.ring(i), self._hosts(places[0])
+        use = Use(What.SYNC, ring.seconds, devices, ring.ways, hosts)
+        return self._add(use, i, after)
 
     def _gather_for_pass(self, i: ops.Gather, exchange: Exchange) -> None:
         """From the state that the step before left; it waits for what the place was
         given to do before."""
         left: dict[Place, int] = {}
+        (place,) = i.places
         own: list[int] = []
         for home, read in zip(i.homes, i.reads, strict=True):
             cast, first = exchange.cast(home), len(self._tasks)
             after: list[int] = []
             if cast:
                 after.append(self._program(i, What.SYNC, home, cast.seconds, ()))
-                own += after if home == i.place else ()
-            load = exchange.spread_to(home, i.place)
+                own += after if home == place else ()
+            load = exchange.spread_to(home, place)
             left[home] = self._leave(i, home, load, after, ())
             if len(self._tasks) > first:
                 self._carried.append((first, read.buffer))
-        load, behind = exchange.spread_in(i.place), self._costs.devices(i.place)
-        use = Use(What.SYNC, load.seconds, (), load, self._hosts(i.place), behind)
-        along = self._senders(left, i.place)
+        load, behind = exchange.spread_in(place), self._costs.devices(place)
+        use = Use(What.SYNC, load.seconds, (), load, self._hosts(place), behind)
+        along = self._senders(left, place)
         self._made[i.writes[0]] = self._add(use, i, own, along)
 
     def _join(self, i: ops.Join) -> None:
-        join = self._costs.exchange(i.group).join(i.place)
-        task = self._made[i.reads[0].buffer]
+        pieces = i.reads[0].buffer
+        path, ready = self._parts.get(pieces, (PIECES, self._made[pieces]))
+        join = self._costs.exchange(i.group).join(i.place, path)
+        task = self._made[pieces]
         if join is not None:
-            task = self._program(i, What.SYNC, i.place, join.seconds, [task], join.ways)
+            after = [task, ready]
+            task = self._program(i, What.SYNC, i.place, join.seconds, after, join.ways)
         self._made[i.writes[0]] = task
 
     def _leave(

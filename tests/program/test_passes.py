@@ -54,7 +54,7 @@ def gathered_bytes(program: Program, place: str) -> int:
     return sum(
         sizes[i.group]
         for i in program.body
-        if isinstance(i, Gather) and i.place == place
+        if isinstance(i, Gather) and place in i.places
     )
 
 
@@ -63,7 +63,8 @@ def positions(program: Program, place: str, *kinds: type[Instruction]) -> list[i
     return [
         at
         for at, i in enumerate(program.body)
-        if isinstance(i, kinds) and getattr(i, "place", "") == place
+        if isinstance(i, kinds)
+        and place in getattr(i, "places", (getattr(i, "place", ""),))
     ]
 
 

@@ -56,7 +56,13 @@ LINES = {
     ),
     "send t7 from r0.s0 to b/3": Send(tag=7, source=A, target=B),
     "recv t7 from r0.s0 to b/3": Recv(tag=7, source=A, target=B),
-    "gather l0 from r0.s0,b/3 to r0.s0": Gather(group="l0", homes=(A, B), place=A),
+    "gather l0 from r0.s0 to r0.s0,b/3 collective 4096": Gather(
+        group="l0", homes=(A,), places=(A, B), path=4096
+    ),
+    "reduce l0 from r0.s0,b/3 to b/3 collective 64": Reduce(
+        group="l0", members=(A, B), homes=(B,), path=64
+    ),
+    "gather l0 from r0.s0,b/3 to r0.s0": Gather(group="l0", homes=(A, B), places=(A,)),
     "join l0 at b/3": Join(group="l0", place=B),
     "sum l0 at r0.s0": Sum(group="l0", home=A),
     "reduce l0 from r0.s0 to ()": Reduce(group="l0", members=(A,), homes=()),
@@ -106,7 +112,8 @@ def test_any_name_round_trips(place: str, subject: str, pool: str):
     instr = Gather(
         group=subject,
         homes=(Place(place), Place(pool)),
-        place=Place(pool),
+        places=(Place(pool),),
+        path=7,
         reads=(Read(buffer, dies=True),),
         writes=(buffer,),
     )

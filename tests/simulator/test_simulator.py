@@ -67,6 +67,9 @@ class Unit(PlanCosts):
         """No time."""
         return Border(load=NO_LOAD, split_s=0.0, merge_s=0.0)
 
+    def collective(self, group: str) -> None:
+        """All by pieces."""
+
     def _exchange(self, name: str) -> Exchange:
         """No time."""
         return FreeExchange(
@@ -85,17 +88,17 @@ class FreeExchange(Exchange):
         """No time."""
         return Call(0.0)
 
-    def leave(self, member: object) -> Load:
+    def leave(self, member: object, path: int = 0) -> Load:
         """No copies."""
         return NO_LOAD
 
     arrive = spread_out = spread_in = leave
 
-    def add(self, home: object) -> Call:
+    def add(self, home: object, path: int = 0) -> Call:
         """No time."""
         return Call(0.0)
 
-    def join(self, user: object) -> None:
+    def join(self, user: object, path: int = 0) -> None:
         """No program."""
 
 

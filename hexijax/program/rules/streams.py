@@ -42,7 +42,7 @@ def members(instr: Instruction) -> tuple[Place, ...]:
         case Reduce():
             places = [*instr.members, *instr.homes]
         case Gather():
-            places = [*instr.homes, instr.place]
+            places = [*instr.homes, *instr.places]
         case Agree():
             places = [*(read.buffer.place for read in instr.reads), *instr.members]
         case _:

@@ -3,11 +3,12 @@ home, once, and its new parameters reach each user: at once, or for each pass.""
 
 from collections.abc import Sequence
 
-from hexijax.plan.plan import Place
+from hexijax.plan.plan import Place, Reductions
 from hexijax.program import names
 from hexijax.program.placement import GroupPlaces
 from hexijax.program.program import (
     HOST,
+    PIECES,
     Agree,
     Buffer,
     Gather,
@@ -61,6 +62,7 @@ def _check_reduces(program: Program, facts: Facts, faults: Faults) -> None:
                 f"{_names(expected)}. Every backward's gradient enters exactly one "
                 "Reduce.",
             )
+        _check_path(position, instr, instr.members, facts, faults)
         writes = {names.grad_pieces(home, instr.group) for home in instr.homes}
         if set(instr.writes) != writes:
             faults.at(position, "It must write Pieces of the gradient at each home.")
@@ -169,23 +171,14 @@ def _check_gathers(
         if section == "body":
             _check_trains(position, group, faults)
         _check_places(position, "homes", instr.homes, group.homes, faults)
-        if instr.place not in group.users:
-            faults.at(
-                position,
-                f"{instr.place} does not use group {instr.group}; its users are "
-                f"{_names(group.users)}.",
-            )
+        _check_path(position, instr, instr.places, facts, faults)
         count = instr.writes[0].microbatch if instr.writes else None
-        keeps = instr.place in group.gathers
-        if keeps is not (count is None) or (not keeps and section == "prologue"):
-            faults.at(
-                position,
-                f"{instr.place} {'keeps' if keeps else 'frees'} the parameters of "
-                f"{instr.group}. Kept ones are gathered once a step, freed ones in the "
-                "body for each of its passes, counted from 0.",
-            )
-        written = (names.param_pieces(instr.place, instr.group, count),)
-        anew = section == "body" and keeps
+        for place in instr.places:
+            _check_user(position, group, place, count, section, faults)
+        written = tuple(
+            names.param_pieces(place, instr.group, count) for place in instr.places
+        )
+        anew = section == "body" and count is None
         make = names.param_slice if anew else names.state
         wanted = [make(home, instr.group) for home in instr.homes]
         # State may be read where it lives, so memory does not count.
@@ -196,7 +189,7 @@ def _check_gathers(
                 position,
                 f"It must read {_names(wanted)} and write {_names(written)}.",
             )
-        seen.add((instr.group, instr.place))
+        seen |= {(instr.group, place) for place in instr.places}
     if section == "body" and not facts.trains:
         return
     for group in facts.groups.values():
@@ -207,6 +200,65 @@ def _check_gathers(
                     f"The {section} never gathers group {group.group} for {user}. New "
                     f"parameters reach every user: {_names(group.gathers)}."
                 )
+
+
+def _check_user(
+    position: int,
+    group: GroupPlaces,
+    place: Place,
+    count: int | None,
+    section: str,
+    faults: Faults,
+) -> None:
+    """``count``: of the place's pass that parameters are gathered for."""
+    if place not in group.users:
+        faults.at(
+            position,
+            f"{place} does not use group {group.group}; its users are "
+            f"{_names(group.users)}.",
+        )
+    keeps = place in group.gathers
+    if keeps is not (count is None) or (not keeps and section == "prologue"):
+        faults.at(
+            position,
+            f"{place} {'keeps' if keeps else 'frees'} the parameters of "
+            f"{group.group}. Kept ones are gathered once a step, freed ones in the "
+            "body for each of its passes, counted from 0.",
+        )
+
+
+def _check_path(
+    position: int,
+    instr: Reduce | Gather,
+    places: Sequence[Place],
+    facts: Facts,
+    faults: Faults,
+) -> None:
+    """By pieces to one place, by a collective to all users."""
+    if instr.path == PIECES:
+        if isinstance(instr, Gather) and len(places) != 1:
+            faults.at(
+                position,
+                f"By pieces each user has a Gather of its own; this one serves "
+                f"{_names(places)}.",
+            )
+        return
+    users = facts.groups[instr.group].users
+    wide = [place for place in users if len(facts.plan.stage(place).devices) > 1]
+    if wide or sorted(places) != sorted(users) or len(users) < 2:
+        faults.at(
+            position,
+            f"A collective runs over all users of group {instr.group}, two or more "
+            f"stages of one device each; this one runs over {_names(places)}, and the "
+            f"users are {_names(users)}.",
+        )
+    exact = facts.plan.reductions is Reductions.EXACT
+    if isinstance(instr, Reduce) and exact:
+        faults.at(
+            position,
+            "The plan's reductions are exact: they add in the order of the members, "
+            "and a collective in its own. Reduce by pieces, or plan for fast ones.",
+        )
 
 
 def _check_agrees(program: Program, facts: Facts, faults: Faults) -> None:
