@@ -46,6 +46,7 @@ def block(
         weights_bytes=2 * params,
         grads_bytes=GRAD_BYTES * params,
         state_bytes=12 * params,
+        chunk_bytes=12 * params // 12,
         kept_bytes={p: int(kept_bytes * share) for p, share in shares.items()},
         working_bytes=dict.fromkeys(Remat, kept_bytes // 2),
     )

@@ -97,6 +97,9 @@ class LayerProfile:
     state_bytes: int
     """Masters and moments at home here."""
 
+    chunk_bytes: int
+    """The largest piece of its state that is updated at once; leaves are not cut."""
+
     kept_bytes: Mapping[Remat, int]
     """From a microbatch's forward to its backward, its input included."""
 
@@ -137,6 +140,9 @@ class Profile:
     microbatches: int = 1
     """Of a step; each goes forward and backward before the next."""
 
+    grads_stay: bool = False
+    """Room is kept for all gradients at once, however soon updates follow."""
+
     early_updates: bool = True
     """A layer may be updated before the step's last backward has ended: no clipping."""
 
@@ -166,11 +172,8 @@ GRAD_BYTES = 4
 WEIGHT_SLOTS = 2
 """Layers whose streamed parameters are on the device at once."""
 
-CHUNK_PARAMS = 2**24
-"""Most parameters of a chunk of streamed state."""
-
 CHUNK_SLOTS = 3
-"""Chunks on the device at once: one comes, one is updated, one leaves."""
+"""Chunks on the way at once: one comes, one is updated, one leaves."""
 
 RESIDUAL_SLOTS = 2
 """Layers whose residuals are on their way to the host, or back."""

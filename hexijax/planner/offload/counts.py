@@ -15,12 +15,14 @@ the best may be from the best of all counts is what the least bound says.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.planner.offload.choice import (
     GRAD_BYTES,
     WEIGHT_SLOTS,
@@ -37,7 +39,7 @@ from hexijax.planner.offload.score import CLOSE, Rules, Scored, scored
 MOST_SCORED = 8
 """Counts of the least bounds that get orders, before the best of all are varied."""
 
-CLIMBED, FINALS = 1, 3
+CLIMBED, FINALS = 2, 3
 """The best ones, which are varied and which get all orders."""
 
 STEPS = (1, -1, 3, -3)
@@ -205,6 +207,17 @@ class _Bounds:
         layers = profile.layers
         self._depth = len(layers)
         self._state = np.array([x.state_bytes * x.trains for x in layers], float)
+        # Where a chunk is so large that its slots take more than all of the state,
+        # the state stays.
+        large = [CHUNKS_ON_DEVICE * x.chunk_bytes > x.state_bytes for x in layers]
+        typical = sorted(x.chunk_bytes for x in layers)[len(layers) // 2]
+        self._stays = np.array(
+            [
+                State.DEVICE in allowed.state and y and x.chunk_bytes > typical
+                for x, y in zip(layers, large, strict=True)
+            ]
+        )
+        self._passing = self._state * ~self._stays
         self._homed = np.array([x.homed_params * x.trains for x in layers], float)
         self._weights = np.array([x.weights_bytes for x in layers], float)
         self._share = np.array(
@@ -214,6 +227,8 @@ class _Bounds:
         grads = [x.grads_bytes if x.trains else 0 for x in layers]
         tied = sum(g for g, x in zip(grads, layers, strict=True) if x.last_user)
         self._limits = [tied + n * max(grads) for n in range(1, self._depth + 1)]
+        if profile.grads_stay or profile.microbatches > 1:
+            self._limits = [sum(grads)] * self._depth
         self._splits = self._state_splits()
         self._s = np.array([split[0] for split in self._splits], int)
         self._u = np.array([split[1] for split in self._splits], int)
@@ -261,7 +276,7 @@ class _Bounds:
         )
 
     def _streams(self) -> Iterator[_Stream]:
-        """None, the first ones, the last ones, or as many spread evenly."""
+        """None, the last ones, or as many spread evenly."""
         depth = self._depth
         if Weights.KEPT in self._allowed.weights:
             yield self._stream((False,) * depth)
@@ -270,7 +285,6 @@ class _Bounds:
         least = 1 if Weights.KEPT in self._allowed.weights else depth
         for count in range(least, depth + 1):
             patterns = (
-                tuple(i < count for i in range(depth)),
                 tuple(i >= depth - count for i in range(depth)),
                 tuple(
                     (i + 1) * count // depth > i * count // depth for i in range(depth)
@@ -299,9 +313,23 @@ class _Bounds:
     def ranked(self) -> Iterator[tuple[float, Choice]]:
         """Choices that may fit with their bounds, the least first; of equal bounds
         that with the least work of all queues together."""
+        mixes, streams, every = self._every
+        # Bounds that differ by less than anyone asks for count as equal.
+        coarse = np.ceil(np.log(every[:, 0]) / CLOSE)
+        for bound, _, a, b, c in every[np.lexsort((every[:, 1], coarse))]:
+            yield (
+                float(bound),
+                self._choice(
+                    mixes[int(a)].kept, streams[int(b)].on, self._splits[int(c)]
+                ),
+            )
+
+    @functools.cached_property
+    def _every(self) -> tuple[list[_Mix], list[_Stream], np.ndarray]:
+        """Of all counts that may fit: bound, work, and which mix, stream and split."""
         mixes, streams = [*self._mixes()], [*self._streams()]
         states = self._states()
-        rows: list[np.ndarray] = []
+        rows: list[np.ndarray] = [np.zeros((0, 5))]
         for a, mix in enumerate(mixes):
             windows = self._windows_s(mix)
             for b, stream in enumerate(streams):
@@ -309,20 +337,11 @@ class _Bounds:
                 if len(index):
                     of = np.full(len(index), a), np.full(len(index), b), index
                     rows.append(np.stack([bound, total, *of], axis=1))
-        if not rows:
-            return
-        every = np.concatenate(rows)
-        # Bounds that differ by less than anyone asks for count as equal.
-        coarse = np.ceil(np.log(every[:, 0]) / CLOSE)
-        for bound, _, a, b, c in every[np.lexsort((every[:, 1], coarse))]:
-            yield (
-                float(bound),
-                _choice(mixes[int(a)].kept, streams[int(b)].on, self._splits[int(c)]),
-            )
+        return mixes, streams, np.concatenate(rows)
 
     def lowest_s(self) -> float:
         """The least bound of all."""
-        return next((bound_s for bound_s, _ in self.ranked()), math.inf)
+        return float(self._every[2][:, 0].min(initial=math.inf))
 
     def starts(self) -> Iterator[Choice]:
         """Each way of keeping residuals for all layers, with as much state on the
@@ -337,7 +356,7 @@ class _Bounds:
             for waiting in dict.fromkeys((depth, 4, 1)):
                 limit = self._limits[min(waiting, depth) - 1]
                 choices = (
-                    _choice((kept,) * depth, stream.on, (s, u))
+                    self._choice((kept,) * depth, stream.on, (s, u))
                     for s, stop in splits
                     if stop == u
                 )
@@ -353,8 +372,9 @@ class _Bounds:
         """Choices one count away."""
         depth, allowed = self._depth, self._allowed
         states = [c.state for c in choice]
-        s = states.count(State.DEVICE)
         u = depth - states.count(State.HOST)
+        moving = (i for i in range(u) if states[i] is State.STREAMED)
+        s = next(moving, u)
         kept = tuple(c.kept for c in choice)
         on = tuple(c.weights is Weights.STREAMED for c in choice)
         edges = [i for i in range(1, depth) if kept[i] is not kept[i - 1]]
@@ -362,13 +382,13 @@ class _Bounds:
         for step in STEPS:
             for moved in ((s + step, max(u, s + step)), (s, u + step)):
                 if moved in splits:
-                    yield _choice(kept, on, moved)
+                    yield self._choice(kept, on, moved)
             ways = [k for k in LIGHTEST_FIRST if k in allowed.kept]
             for edge in edges:
                 to = min(max(0, edge + step), depth)
                 side = kept[edge] if step < 0 else kept[edge - 1]
                 low, high = sorted((edge, to))
-                yield _choice(
+                yield self._choice(
                     (*kept[:low], *(side,) * (high - low), *kept[high:]), on, (s, u)
                 )
             for other in ways:  # a few at either end kept otherwise
@@ -378,22 +398,44 @@ class _Bounds:
                     if step > 0
                     else (*kept[: depth - few], *(other,) * few)
                 )
-                yield _choice(ends, on, (s, u))
+                yield self._choice(ends, on, (s, u))
         for stream in self._streams():
             if 0 < abs(sum(stream.on) - sum(on)) <= max(STEPS):
-                yield _choice(kept, stream.on, (s, u))
+                yield self._choice(kept, stream.on, (s, u))
+
+    def _choice(
+        self, kept: Sequence[Kept], streamed: Sequence[bool], split: tuple[int, int]
+    ) -> Choice:
+        s, u = split
+        return tuple(
+            LayerChoice(
+                weights=Weights.STREAMED if streamed[i] else Weights.KEPT,
+                state=(
+                    State.HOST
+                    if i >= u
+                    else State.DEVICE
+                    if i < s or self._stays[i]
+                    else State.STREAMED
+                ),
+                kept=kept[i],
+            )
+            for i in range(self._depth)
+        )
 
     def _states(self) -> dict[str, np.ndarray]:
         """Over state splits, what depends on nothing else."""
         s, u, depth = self._s, self._u, self._depth
-        streamed = _choice((Kept.FULL,) * depth, (False,) * depth, (0, depth))
+        streamed = self._choice((Kept.FULL,) * depth, (False,) * depth, (0, depth))
         chunks = Room(self._profile, streamed).chunks_bytes
         return {
-            "passing": _between(self._state, s, u),
+            "passing": _between(self._passing, s, u),
             "grads": _between(self._homed * GRAD_BYTES, u, depth),
             "updated": _between(self._homed, u, depth),
-            "device": _between(self._state, 0, s) + np.where(u > s, chunks, 0),
-            "host": _between(self._state, s, depth)
+            "device": _between(self._state, 0, s)
+            + _between(self._state * self._stays, s, u)
+            + np.where(u > s, chunks, 0),
+            "host": _between(self._passing, s, u)
+            + _between(self._state, u, depth)
             + _between(self._homed * GRAD_BYTES, u, depth),
         }
 
@@ -404,7 +446,7 @@ class _Bounds:
         ends = np.arange(1, self._depth + 1)[None, :]
         stop = np.minimum(ends, self._u[:, None])
         start = np.minimum(self._s[:, None], stop)
-        passing_s = _between(self._state, start, stop) / inward
+        passing_s = _between(self._passing, start, stop) / inward
         there = (ends - 1 >= self._s[:, None]) & (ends <= self._u[:, None])
         return np.where(there, mix.until_s + passing_s, 0.0).max(axis=1)
 
@@ -465,20 +507,6 @@ class _Bounds:
             [compute, inward, outward, updated, chain, windows_s[index], hurry]
         )
         return bound, compute + inward + outward + updated, index
-
-
-def _choice(
-    kept: Sequence[Kept], streamed: Sequence[bool], split: tuple[int, int]
-) -> Choice:
-    s, u = split
-    return tuple(
-        LayerChoice(
-            weights=Weights.STREAMED if streamed[i] else Weights.KEPT,
-            state=State.DEVICE if i < s else State.STREAMED if i < u else State.HOST,
-            kept=kept[i],
-        )
-        for i in range(len(kept))
-    )
 
 
 def _between(

@@ -67,7 +67,9 @@ def best_free(
         least_s = best.step_s if best else below_s
         if bound >= least_s * (1 - CLOSE):
             break
-        best = scored(profile, choice, rules, below_s=least_s) or best
+        found = scored(profile, choice, rules, below_s=least_s)
+        if found and found.step_s < least_s:
+            best = found
     return best
 
 

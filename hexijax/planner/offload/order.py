@@ -16,9 +16,9 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from hexijax.planner.offload.tasks import Queue, Work
+from hexijax.planner.offload.tasks import Queue, Task, Work
 
-DRAWN_STEPS = 5
+DRAWN_STEPS = 4
 """Steps after which an order is read off, the one before the last."""
 
 SETTLED = 1e-9
@@ -87,6 +87,8 @@ class _Drawing:
         self._work, self._tasks = work, work.tasks
         self._rule, self._grads_bytes = rule, grads_bytes
         self._limit = limit_bytes
+        self._slots: dict[str, int] = {}
+        self._live = 0.0
         self._number = len(work.tasks)
         count = self._number * DRAWN_STEPS
         self._starts, self._ends = [math.nan] * count, [math.nan] * count
@@ -104,6 +106,10 @@ class _Drawing:
     def run(self) -> bool:
         """Plays some steps; whether all of them ended."""
         number, tasks = self._number, self._tasks
+        queue_of = [int(task.queue) for task in tasks]
+        seconds = [task.seconds for task in tasks]
+        keys = [self._key(task) for task in tasks]
+        followers, beside, releases = self._followers, self._beside, self._releases
         waits = [
             sum(lag <= step for _, lag in task.after) + (task.along >= 0)
             for step in range(DRAWN_STEPS)
@@ -111,86 +117,86 @@ class _Drawing:
         ]
         ready: list[list[tuple[float, int]]] = [[] for _ in Queue]
         busy = [False] * len(Queue)
-        slots = dict(self._work.slots)
-        live, events, done = 0.0, list[tuple[float, int]](), 0
+        self._slots, self._live = dict(self._work.slots), 0.0
+        events: list[tuple[float, int]] = []
+        done, now_s, length = 0, 0.0, self._work.length
+
+        def release(at: int) -> None:
+            waits[at] -= 1
+            if not waits[at]:
+                step, index = divmod(at, number)
+                entry = (step * length + keys[index], at)
+                heapq.heappush(ready[queue_of[index]], entry)
+                touched.add(queue_of[index])
+
+        touched = set(range(len(Queue)))
         for at, count in enumerate(waits):
             if not count:
-                heapq.heappush(ready[tasks[at % number].queue], (self._key(at), at))
-        now_s = 0.0
-        touched = set(range(len(Queue)))
+                waits[at] = 1
+                release(at)
         while True:
             while touched:
                 queue = touched.pop()
-                if busy[queue]:
+                if busy[queue] or not ready[queue]:
                     continue
-                at, live_after = self._next(ready[queue], slots, live)
-                if at is None:
+                at = self._next(ready[queue])
+                if at < 0:
                     continue
-                live = live_after
-                task, step = tasks[at % number], at // number
-                if task.takes:
-                    slots[task.takes] -= 1
                 self._starts[at] = now_s
                 busy[queue] = True
-                heapq.heappush(events, (now_s + task.seconds, at))
-                for other in self._beside[at % number]:
-                    waits[step * number + other] -= 1
-                    if not waits[step * number + other]:
-                        self._push(ready, step * number + other)
-                        touched.add(tasks[other].queue)
+                index = at % number
+                heapq.heappush(events, (now_s + seconds[index], at))
+                for other in beside[index]:
+                    release(at - index + other)
             if not events:
                 break
             now_s, at = heapq.heappop(events)
-            index, step = at % number, at // number
+            step, index = divmod(at, number)
             self._ends[at] = now_s
             done += 1
-            touched = {tasks[index].queue}
-            busy[tasks[index].queue] = False
-            for pool in self._releases[index]:
-                slots[pool] += 1
-                touched |= {Queue.IN, Queue.COMPUTE}
+            touched.add(queue_of[index])
+            busy[queue_of[index]] = False
+            for pool in releases[index]:
+                self._slots[pool] += 1
+                touched |= {int(Queue.IN), int(Queue.COMPUTE)}
             if tasks[index].frees:
-                live -= self._grads_bytes[tasks[index].layer]
-                touched.add(Queue.COMPUTE)
-            for other, lag in self._followers[index]:
-                later = (step + lag) * number + other
+                self._live -= self._grads_bytes[tasks[index].layer]
+                touched.add(int(Queue.COMPUTE))
+            for other, lag in followers[index]:
                 if step + lag < DRAWN_STEPS:
-                    waits[later] -= 1
-                    if not waits[later]:
-                        self._push(ready, later)
-                        touched.add(tasks[other].queue)
+                    release((step + lag) * number + other)
         return done == number * DRAWN_STEPS
 
-    def _push(self, ready: list[list[tuple[float, int]]], at: int) -> None:
-        queue = self._tasks[at % self._number].queue
-        heapq.heappush(ready[queue], (self._key(at), at))
-
-    def _key(self, at: int) -> float:
-        """The less, the sooner."""
-        task, step = self._tasks[at % self._number], at // self._number
-        base = step * self._work.length
+    def _key(self, task: Task) -> float:
+        """The less, the sooner; of one step."""
+        key = task.due if self._rule is Rule.PRIORITY else task.ready
         if task.queue is Queue.COMPUTE and task.compute < 0:
-            base -= 3 * self._work.length * DRAWN_STEPS  # short, and others wait for it
-        return base + (task.due if self._rule is Rule.PRIORITY else task.ready)
+            # Updates are short, and others wait for them.
+            return key - 3 * self._work.length * DRAWN_STEPS
+        return key
 
-    def _next(
-        self, ready: list[tuple[float, int]], slots: dict[str, int], live: float
-    ) -> tuple[int | None, float]:
-        """Takes the first that may start off a heap, with the gradients then alive."""
+    def _next(self, ready: list[tuple[float, int]]) -> int:
+        """Takes the first that may start off a heap; -1: none may."""
         skipped: list[tuple[float, int]] = []
-        found: int | None = None
+        found, tasks, number = -1, self._tasks, self._number
         while ready:
             entry = heapq.heappop(ready)
-            task = self._tasks[entry[1] % self._number]
+            task = tasks[entry[1] % number]
+            if not (task.takes or task.takes_grads):
+                found = entry[1]
+                break
             more = sum(self._grads_bytes[j] for j in task.takes_grads)
-            fits = live + more <= self._limit or not (more and live)
-            if fits and (not task.takes or slots[task.takes]):
-                found, live = entry[1], live + more
+            fits = self._live + more <= self._limit or not (more and self._live)
+            if fits and (not task.takes or self._slots[task.takes]):
+                found = entry[1]
+                self._live += more
+                if task.takes:
+                    self._slots[task.takes] -= 1
                 break
             skipped.append(entry)
         for entry in skipped:
             heapq.heappush(ready, entry)
-        return found, live
+        return found
 
     # Reading off the order.
 

@@ -25,6 +25,7 @@ from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
 from hexijax.plan.plan import Stage
 from hexijax.planner.offload.choice import GRAD_BYTES, LayerProfile, Profile
+from hexijax.program.buckets import CHUNK_SIZE
 
 
 def stage_profile(
@@ -36,10 +37,15 @@ def stage_profile(
     microbatches: int,
     moments: int,
     device_bytes: int | None = None,
+    layered: bool = False,
+    grads_stay: bool = False,
     early_updates: bool = True,
     temps: Temps | None = None,
 ) -> Profile:
     """The layers of a stage, each a segment of its own.
+
+    Layered, a layer takes all microbatches before the next one begins: what passes for
+    a layer passes once a step, and all microbatches' residuals wait together.
 
     Args:
       chain: the model.
@@ -49,6 +55,8 @@ def stage_profile(
       samples: of one lane's microbatch.
       microbatches: of a step.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
+      layered: microbatches go through a layer one after another.
+      grads_stay: room is kept for all gradients at once.
       device_bytes: what a device may use; None: its usable memory.
       early_updates: nothing forbids an update before the last backward.
       temps: what compiled segments were seen to need.
@@ -72,7 +80,7 @@ def stage_profile(
         (2 * STATE_BYTES * (1 + moments) + GRAD_BYTES + item)
         / mesh.rate.memory_bytes_per_s
     )
-    link = mesh.link
+    link, rounds = mesh.link, microbatches if layered else 1
     found: list[LayerProfile] = []
     for i in range(start, stop):
         last = i == stop - 1
@@ -90,18 +98,24 @@ def stage_profile(
                 name=chain.layers[i].name,
                 forward_s={p: CALL_S + times[i].forward(p, joined=last) for p in Remat},
                 backward_s={
-                    p: CALL_S + times[i].backward(p, joined=last) for p in Remat
+                    p: rounds * (CALL_S + times[i].backward(p, joined=last))
+                    for p in Remat
                 },
-                recompute_s=dict(times[i].recompute_s),
+                recompute_s={p: rounds * times[i].recompute_s[p] for p in Remat},
                 resident_update_s=CALL_S + homed * update_s if own else 0.0,
                 num_params=own,
                 homed_params=homed,
                 weights_bytes=_own_weights(chain, stage, i, held.handed),
                 grads_bytes=own * GRAD_BYTES,
                 state_bytes=homed * STATE_BYTES * (1 + moments),
+                chunk_bytes=-(-_chunk_params(chain, stage, i) // stage.lanes)
+                * STATE_BYTES
+                * (1 + moments),
                 kept_bytes={
-                    p: border
-                    + segment_kept_bytes(chain, layers, i, i + 1, policies[p], samples)
+                    p: rounds * border
+                    # What the loss keeps, its backward uses at once.
+                    + (1 if last else rounds)
+                    * segment_kept_bytes(chain, layers, i, i + 1, policies[p], samples)
                     for p in Remat
                 },
                 working_bytes={
@@ -121,8 +135,9 @@ def stage_profile(
         device_bytes=device.usable_memory_bytes
         if device_bytes is None
         else device_bytes,
-        fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch) + batch,
-        microbatches=microbatches,
+        fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch) + rounds * batch,
+        microbatches=1 if layered else microbatches,
+        grads_stay=grads_stay,
         early_updates=early_updates,
     )
 
@@ -135,6 +150,20 @@ def _own_params(chain: Chain, stage: Stage, layer: int) -> int:
         for leaf in chain.group(name).leaves
         if leaf.trainable and _is_first(chain, stage, name, layer)
     )
+
+
+def _chunk_params(chain: Chain, stage: Stage, layer: int) -> int:
+    """Of the largest chunk: as many leaves as fit, or one that is larger."""
+    largest = max(
+        (
+            leaf.size if leaf.tensor_dim is None else -(-leaf.size // stage.tensor)
+            for name in chain.layers[layer].groups
+            for leaf in chain.group(name).leaves
+            if leaf.trainable and _is_first(chain, stage, name, layer)
+        ),
+        default=0,
+    )
+    return max(largest, min(CHUNK_SIZE, _own_params(chain, stage, layer)))
 
 
 def _own_weights(chain: Chain, stage: Stage, layer: int, handed: int) -> int:

@@ -11,9 +11,8 @@ import dataclasses
 import functools
 import itertools
 
+from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.planner.offload.choice import (
-    CHUNK_PARAMS,
-    CHUNK_SLOTS,
     GRAD_BYTES,
     RESIDUAL_SLOTS,
     WEIGHT_SLOTS,
@@ -64,12 +63,9 @@ class Room:
     @functools.cached_property
     def chunks_bytes(self) -> int:
         """The pool of streamed state."""
-        each = 0
-        for own, chosen in zip(self.profile.layers, self.choice, strict=True):
-            if chosen.state is State.STREAMED and own.trains:
-                share = min(1.0, CHUNK_PARAMS / own.homed_params)
-                each = max(each, int(own.state_bytes * share))
-        return CHUNK_SLOTS * each
+        pairs = zip(self.profile.layers, self.choice, strict=True)
+        streamed = (x for x, c in pairs if c.state is State.STREAMED and x.trains)
+        return CHUNKS_ON_DEVICE * max((x.chunk_bytes for x in streamed), default=0)
 
     @functools.cached_property
     def depths_bytes(self) -> tuple[int, ...]:
@@ -87,30 +83,29 @@ class Room:
             a + b for a, b in zip(itertools.accumulate(kept), working, strict=True)
         )
 
+    @property
+    def _all_stay(self) -> bool:
+        return self.profile.grads_stay or self.profile.microbatches > 1
+
     @functools.cached_property
     def waiting_bytes(self) -> tuple[int, ...]:
         """At each layer's passes, gradients that may be alive if none need hurry."""
         layers = self.profile.layers
         grads = [own.grads_bytes if own.trains else 0 for own in layers]
-        if self.profile.microbatches > 1:
+        if self._all_stay:
             return (sum(grads),) * len(layers)
-        found: list[int] = []
-        for j in range(len(layers)):
-            found.append(
-                sum(
-                    size
-                    for i, size in enumerate(grads)
-                    if max(i, layers[i].last_user or 0) >= j
-                )
-            )
-        return tuple(found)
+        by_last = [0] * len(layers)
+        for i, size in enumerate(grads):
+            by_last[max(i, layers[i].last_user or 0)] += size
+        sums = [*itertools.accumulate(reversed(by_last))]
+        return tuple(reversed(sums))
 
     @functools.cached_property
     def least_limit_bytes(self) -> int:
         """Fewest bytes of gradients with which a step can run: the largest one, beside
         those that later layers share with earlier ones."""
         grads = [x.grads_bytes for x in self.profile.layers if x.trains]
-        if self.profile.microbatches > 1:
+        if self._all_stay:
             return sum(grads)
         tied = sum(
             x.grads_bytes

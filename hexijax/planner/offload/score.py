@@ -23,6 +23,9 @@ LIKELY, QUICK = 0.85, 2
 """The pace that as a rule is best, as a share of the true one, and how many about it
 are tried where that has to do."""
 
+FAR = 1.15
+"""A first order so much slower than asked is not followed by a second."""
+
 CLOSE = 1e-3
 """An order this close to the bound is not looked for any further."""
 
@@ -156,6 +159,8 @@ def scored(
                     moved_s=sum(loads[1:]),
                 )
             if best.step_s <= bound * (1 + CLOSE):
+                return best
+            if quick and best.step_s > FAR * below_s:
                 return best
     return best
 

@@ -22,10 +22,9 @@ from hexijax.planner.offload.choice import (
     Weights,
 )
 
-PIECES = 3
-"""Into which a layer's streamed update is cut here: one comes in, one is updated and
-one goes out. The runtime's chunks are finer, which shortens the ends of a chain only.
-"""
+PIECES = 2
+"""Into which a layer's streamed update is cut here: one comes while another leaves. The
+runtime's chunks are finer, which shortens the ends of a chain only."""
 
 
 class Queue(enum.IntEnum):
