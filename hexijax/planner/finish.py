@@ -24,9 +24,10 @@ from hexijax.planner.found import Progress
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker
 from hexijax.planner.objective import Objective
+from hexijax.planner.offload.place import Placer
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
-from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
+from hexijax.planner.regime import LAYERED, MINISTAGES, PLAIN, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
 from hexijax.planner.state import state_shares
 
@@ -67,6 +68,9 @@ NEARLY = 1.05
 
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
+
+ROOMY = 8.0
+"""Of usable memory, for a skeleton whose parameters may go to the host as well."""
 
 LEAST = 8
 """Layouts, and variants of the best, that are simulated however long they are."""
@@ -110,6 +114,9 @@ class Finisher:
         self.play(scored)
         self._store(refused)
         self._layer(scored, refused)
+        if self._options.offload and not self.finished:
+            near = [each.layout for each in scored[:STORED]]
+            self._offload([*dict.fromkeys([*refused, *near])])
         self._recut()
         self._shrink()
         if self._options.schedule is None:
@@ -271,6 +278,20 @@ class Finisher:
             and x.cost * (1 - x.late_s / x.step_s) < scored[0].cost * (1 - WORTH)
         ]
         return hopeful[:STORED]
+
+    def _offload(self, layouts: Sequence[Layout]) -> None:
+        """Layouts that do not fit, with what overflows in host memory."""
+        placer = Placer(self._chain, self._cluster, self._options, self._judge)
+        for layered in (True, False):
+            regime = LAYERED if layered else PLAIN
+            scorer = self._scorer.under(self._options, stateless=True, regime=regime)
+            for layout in layouts[:STORED]:
+                self._check_time()
+                skeleton = scorer.score(layout, ROOMY)
+                placed = skeleton and placer.place(scorer.plan(skeleton))
+                if placed:
+                    self._add(placed)
+        self.reasons += placer.reasons
 
     def _regime(self, regime: Regime, *, stateless: bool) -> Scorer:
         key = (regime, stateless)

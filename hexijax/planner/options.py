@@ -85,6 +85,10 @@ class PlanOptions:
     """Segments may run all microbatches one by one, with parameters gathered for each
     pass and borders in host memory, where that fits or is faster."""
 
+    offload: bool = False
+    """Where nothing else fits, state, parameters and residuals may rest in the memory
+    of their devices' hosts."""
+
     per_microbatch: bool = False
     """The loss is one a microbatch: none holds padding, and all stages of a replica
     have as many lanes."""

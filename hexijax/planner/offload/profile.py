@@ -37,6 +37,7 @@ def stage_profile(
     microbatches: int,
     moments: int,
     device_bytes: int | None = None,
+    live: int = 1,
     layered: bool = False,
     grads_stay: bool = False,
     early_updates: bool = True,
@@ -55,6 +56,7 @@ def stage_profile(
       samples: of one lane's microbatch.
       microbatches: of a step.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
+      live: microbatches whose residuals wait together.
       layered: microbatches go through a layer one after another.
       grads_stay: room is kept for all gradients at once.
       device_bytes: what a device may use; None: its usable memory.
@@ -81,6 +83,7 @@ def stage_profile(
         / mesh.rate.memory_bytes_per_s
     )
     link, rounds = mesh.link, microbatches if layered else 1
+    live = max(live, rounds)
     found: list[LayerProfile] = []
     for i in range(start, stop):
         last = i == stop - 1
@@ -112,9 +115,9 @@ def stage_profile(
                 * STATE_BYTES
                 * (1 + moments),
                 kept_bytes={
-                    p: rounds * border
+                    p: live * border
                     # What the loss keeps, its backward uses at once.
-                    + (1 if last else rounds)
+                    + (1 if last and i == len(layers) - 1 else live)
                     * segment_kept_bytes(chain, layers, i, i + 1, policies[p], samples)
                     for p in Remat
                 },

@@ -1,0 +1,126 @@
+"""Choices as plans: text and back, judged like any other, small cards alone."""
+
+import pytest
+
+from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Node
+from hexijax.layers.chain import Remat
+from hexijax.layers.known import gpt
+from hexijax.plan import text
+from hexijax.plan.plan import (
+    Memory,
+    Params,
+    Plan,
+    Replica,
+    Stage,
+    UpdateOrder,
+    stage_place,
+)
+from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
+from hexijax.planner.judge import Judge
+from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
+from hexijax.planner.offload.emit import placed_plan
+from hexijax.planner.offload.place import Placer
+from hexijax.simulator.predict import predict
+
+CHAIN = gpt(depth=4, width=512, num_heads=4, length=64, vocab_size=1024)
+WIDE = gpt(depth=5, width=2048, num_heads=16, length=64, vocab_size=1024)
+MIB = 2**20
+OFFLOAD = PlanOptions(offload=True)
+
+
+def machine(*usable_mib: int, host_gib: float = 16) -> Cluster:
+    """One host of H100s with so much of their memory."""
+    groups = tuple(
+        DeviceGroup(kind="h100-80g-sxm", count=1, usable_memory_bytes=each * MIB)
+        for each in usable_mib
+    )
+    node = Node(
+        name="box",
+        devices=groups,
+        host_memory_bytes=int(host_gib * 2**30),
+        host_cores=16,
+        link=LinkProfile(latency_s=1e-5, bytes_per_s=1e11),
+    )
+    return Cluster(name="box", nodes=(node,))
+
+
+def pipeline(*stops: int) -> Plan:
+    """A stage on each device."""
+    stages = tuple(
+        Stage(devices=(f"box/{i}",), layers=(start, stop), dtype="bfloat16")
+        for i, (start, stop) in enumerate(zip((0, *stops), stops, strict=False))
+    )
+    replica = Replica(stages=stages, microbatches=2, microbatch_size=2, samples=4)
+    return Plan(replicas=(replica,), batch_size=4)
+
+
+def test_a_choice_is_a_plan_that_reads_back():
+    choice = (
+        LayerChoice(),
+        LayerChoice(kept=Kept.DOTS),
+        LayerChoice(weights=Weights.STREAMED, state=State.STREAMED, kept=Kept.FULL),
+        LayerChoice(weights=Weights.STREAMED, state=State.STREAMED, kept=Kept.HOST),
+        LayerChoice(state=State.HOST),
+        LayerChoice(state=State.HOST),
+    )
+    plan = placed_plan(pipeline(6), CHAIN, {stage_place(0, 0): choice})
+    stage = plan.replicas[0].stages[0]
+    assert stage.segments == (1,) * 6
+    assert stage.remat[1:4] == (Remat.DOTS, Remat.FULL, Remat.DOTS)
+    assert [stage.streams(g) for g in range(6)] == [False, False, True, True, 0, 0]
+    assert [stage.keeps_on_host(g) for g in range(6)] == [0, 0, 0, True, 0, 0]
+    assert plan.order is UpdateOrder.PRIORITY
+    homes = {
+        group: (share.memory, share.update)
+        for share in plan.state
+        for group in share.groups
+    }
+    assert homes["*"] == (Memory.DEVICE, Memory.DEVICE)
+    assert homes["blocks/1"] == homes["blocks/2"] == (Memory.HOST, Memory.DEVICE)
+    assert homes["blocks/3"] == homes["head"] == (Memory.HOST, Memory.HOST)
+    assert "embed/embedding" not in homes, "tied: its first user's choice counts"
+    assert text.parse(text.render(plan)) == plan
+
+
+def test_all_on_the_device_is_the_plan_in_segments():
+    plan = placed_plan(pipeline(6), CHAIN, {stage_place(0, 0): (LayerChoice(),) * 6})
+    assert plan.state == pipeline(6).state
+    assert plan.order is UpdateOrder.FIFO
+    assert plan.replicas[0].stages[0].params == ()
+
+
+def test_what_fits_nowhere_fits_with_its_host():
+    cluster = machine(3700)
+    with pytest.raises(InfeasiblePlanError):
+        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
+    plan = make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16", options=OFFLOAD)
+    assert any(share.memory is Memory.HOST for share in plan.state)
+    assert plan.prediction
+    assert max(plan.prediction.memory_bytes.values()) <= 3700 * MIB
+    timeline = predict(plan, WIDE, cluster)
+    assert timeline.step_s == pytest.approx(plan.prediction.step_s)
+    assert timeline.link_bytes["box/0 host in"] > 0
+
+
+def test_a_host_that_is_too_small_is_said_with_both_numbers():
+    cluster = machine(3700, host_gib=0.02)
+    with pytest.raises(InfeasiblePlanError, match=r"host.*[0-9,]+ .* has 21,474,836"):
+        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16", options=OFFLOAD)
+
+
+def test_only_the_small_card_offloads():
+    cluster = machine(60_000, 3300)
+    plan = pipeline(2, 7)
+    judge = Judge(WIDE, cluster, OFFLOAD)
+    assert not judge.fits(plan)
+    placed = Placer(WIDE, cluster, OFFLOAD, judge).place(plan)
+    assert placed
+    assert judge.fits(placed)
+    large, small = placed.replicas[0].stages
+    assert large == plan.replicas[0].stages[0]
+    assert small != plan.replicas[0].stages[1]
+    stored = {name for share in placed.state for name in share.groups} - {"*"}
+    assert stored
+    assert stored <= {*(f"blocks/{i}" for i in range(1, 5)), "head"}
+    assert Params.FREED not in small.params
+    assert predict(placed, WIDE, cluster).step_s > 0
