@@ -52,7 +52,7 @@ class Effort:
                 played=24_000,
                 refined=24_000,
                 walked=16,
-                rescheduled=12,
+                rescheduled=48,
                 reordered=12,
             )
         if num_devices <= 16:
