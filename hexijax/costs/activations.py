@@ -206,15 +206,48 @@ class Waiting:
         )
 
 
-def waiting_bytes(chain: Chain, replica: Replica, s: int, live: Sequence[int]) -> int:
-    """The bytes of it."""
+def waiting_bytes(
+    chain: Chain,
+    replica: Replica,
+    s: int,
+    live: Sequence[int],
+    room_of: int | None = None,
+) -> int:
+    """The bytes of it.
+
+    Args:
+      chain: the model.
+      replica: of the stage.
+      s: the stage.
+      live: microbatches alive in each.
+      room_of: first layer of another stage, whose activations there make room for this
+        one's cotangents, one by one.
+    """
     stage, waiting = replica.stages[s], Waiting.of(live, s)
     samples = replica.microbatch_size // stage.lanes
     batch = waiting.batch * batch_bytes(chain, *stage.layers, samples)
     if stage.waits_on_host(0):
         return batch
     left, right = (enter_bytes(chain, x, stage.dtype, samples) for x in stage.layers)
+    if room_of is not None:
+        right = max(0, right - enter_bytes(chain, room_of, stage.dtype, samples))
     return waiting.left * left + waiting.right * right + batch
+
+
+def makes_room(schedule: Schedule, replica: Replica, s: int) -> int | None:
+    """Under ``layered``, the first layer of the next stage on the same devices.
+
+    It goes backward first: a cotangent that comes to stage ``s`` is of a microbatch
+    whose activation there is gone.
+    """
+    if schedule is not Schedule.LAYERED:
+        return None
+    stage = replica.stages[s]
+    later = (x for x in replica.stages[s + 1 :] if x.devices == stage.devices)
+    found = next(later, None)
+    if found is None or found.waits_on_host(0) or found.lanes != stage.lanes:
+        return None
+    return found.layers[0]
 
 
 def within_bytes(

@@ -22,6 +22,7 @@ from hexijax.costs.activations import (
     held_bytes,
     is_joined,
     live_microbatches,
+    makes_room,
     segment_kept_bytes,
     stage_activations,
     waiting_bytes,
@@ -152,6 +153,7 @@ def plan_memory(
         handed = handed_microbatches(plan.schedule, replica)
         for s, stage in enumerate(replica.stages):
             profile = cluster.device(stage.devices[0]).profile
+            room_of = makes_room(plan.schedule, replica, s)
             key = (
                 dataclasses.replace(stage, devices=()),
                 profile.kind,
@@ -159,12 +161,13 @@ def plan_memory(
                 (live[0], live[max(s - 1, 0)], live[s]),
                 handed[s],
                 replica.microbatches <= live[s],
+                room_of,
                 is_joined(plan.schedule, replica, s, len(stage.segments) - 1),
             )
             if key not in alike:
                 within = stage_within(plan, chain, cluster, replica, s, temps)
                 parts = stage_parts(chain, within, replica, stage, live[s], handed[s])
-                waiting = waiting_bytes(chain, replica, s, live)
+                waiting = waiting_bytes(chain, replica, s, live, room_of)
                 if plan.schedule is Schedule.LAYERED:  # counted by bucket and pass
                     parts = dataclasses.replace(parts, grads_bytes=0)
                 alike[key] = parts + MemoryParts(activations_bytes=waiting)

@@ -18,6 +18,7 @@ from hexijax.costs.activations import (
     enter_bytes,
     handed_microbatches,
     live_microbatches,
+    makes_room,
 )
 from hexijax.costs.compute import layer_times, missing_times
 from hexijax.layers.chain import Chain, Remat
@@ -363,10 +364,21 @@ class Fitter:
             late = handed_microbatches(self._schedule, replica)
             alive = list(map(_rounded, live))
             self._helds[key] = [
-                Held(live=alive[s], handed=late[s], waiting=Waiting.of(alive, s))
+                Held(
+                    live=alive[s],
+                    handed=late[s],
+                    waiting=self._waiting(replica, alive, s),
+                )
                 for s in range(len(alive))
             ]
         return self._helds[key]
+
+    def _waiting(self, replica: Replica, alive: Sequence[int], s: int) -> Waiting:
+        """Where another stage makes room for cotangents, none: borders are alike."""
+        waiting = Waiting.of(alive, s)
+        if makes_room(self._schedule, replica, s) is None:
+            return waiting
+        return dataclasses.replace(waiting, right=0)
 
     def _spans(
         self,
