@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.bench_llama import make_chain
@@ -29,11 +30,12 @@ from experiments.emulated.bench import (
     measured_cluster,
     run_bench,
 )
+from experiments.emulated.cards import LARGE
 from experiments.emulated.slowing import holding, mps
 
 
-def bench_card(bench: Bench) -> None:
-    """Every part, one after another."""
+def bench_card(bench: Bench, parts: Sequence[str]) -> None:
+    """The parts asked for, one after another."""
     made = bench.setting
     files = (bench.work / "chain.json", bench.work / "cluster.json")
     chain = make_chain(made.size)
@@ -42,17 +44,24 @@ def bench_card(bench: Bench) -> None:
         if not bench.small:
             bench.environment = dict(stack.enter_context(mps(bench.work)))
             bench.found["mps"] = bool(bench.environment)
-        for kind, number in made.first_of_kind.items():
-            bench.part(kind, lambda number=number: as_kind(bench, number, files[0]))
-        cluster = measured_cluster(bench)
-        files[1].write_text(json.dumps(cluster.to_json()))
+        for part in parts:
+            if part == "memory":
+                cluster = made.cluster()
+                files[1].write_text(json.dumps(cluster.to_json()))
+                bench.part(
+                    part,
+                    lambda cluster=cluster: flat_memory(bench, chain, cluster, files),
+                )
+            else:
+                number = made.first_of_kind[part]
+                bench.part(part, lambda number=number: as_kind(bench, number, files[0]))
 
-        def predict() -> None:
-            found = predicting.alone(made, chain, cluster, bench.found)
-            bench.found["predicted_alone"] = found
+    def predict() -> None:
+        bench.found["predicted_alone"] = predicting.alone(
+            made, chain, measured_cluster(bench), bench.found
+        )
 
-        bench.part("predictions", predict)
-        bench.part("memory", lambda: flat_memory(bench, chain, cluster, files))
+    bench.part("predictions", predict)
 
 
 def as_kind(bench: Bench, number: int, chain: Path) -> None:
@@ -71,8 +80,12 @@ def as_kind(bench: Bench, number: int, chain: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    choices = (*LARGE.first_of_kind, "memory")
+    parser.add_argument("--parts", nargs="+", choices=choices, default=choices)
     add_arguments(parser, "bench_emulated_card")
-    run_bench(parser.parse_args(), "bench_emulated_card", bench_card)
+    args = parser.parse_args()
+    command = f"bench_emulated_card --parts {' '.join(args.parts)}"
+    run_bench(args, command, lambda bench: bench_card(bench, args.parts))
 
 
 if __name__ == "__main__":

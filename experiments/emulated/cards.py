@@ -166,7 +166,7 @@ SMALL = Setting(
         _card(3, "whole", 0, 1.0, 2, 8, (4,)),
     ),
     batch_size=32,
-    steps=2,
+    steps=3,
     base="""[kinds.base]
 vendor = "cpu"
 memory_gib = 2

@@ -4,6 +4,8 @@
 
 Under NVIDIA MPS one block a held multiprocessor spins there with all of its shared
 memory, so that nothing else fits beside it; without MPS the card would take turns.
+Blocks come in clusters of eight, side by side: multiprocessors held one by one, all over
+the card, could leave kernels that run in clusters nowhere to run at all.
 Memory is allocated until only ``--keep-gib`` is free. No setting of the card changes.
 Says "holding" once it does; ends on SIGTERM, with the process that started it, or after
 its seconds. Needs CuPy; no hexijax and no JAX.
@@ -21,8 +23,11 @@ SHARED_BYTES = 227 * 1024
 CLOCK_HZ = 2.0e9
 """Above any clock, so that it spins at least its seconds."""
 
+CLUSTER = 8
+"""The largest that every Hopper card takes."""
+
 SPIN = r"""
-extern "C" __global__ void spin(const volatile int* stop, long long cycles) {
+extern "C" __global__ void CLUSTERED spin(const volatile int* stop, long long cycles) {
   extern __shared__ char claimed[];
   if (threadIdx.x == 0) {
     claimed[0] = 0;
@@ -56,11 +61,16 @@ def main() -> None:
     flag = runtime.hostAlloc(4, 0)
     value = ctypes.cast(flag, ctypes.POINTER(ctypes.c_int))
     value[0] = 0
-    if args.hold:
-        kernel = cupy.RawKernel(SPIN, "spin")
-        kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
-        given = (cupy.uint64(flag), cupy.int64(args.seconds * CLOCK_HZ))
-        kernel((args.hold,), (1024,), given, shared_mem=SHARED_BYTES)
+    given = (cupy.uint64(flag), cupy.int64(args.seconds * CLOCK_HZ))
+    clustered = args.hold // CLUSTER * CLUSTER
+    parts = {f"__cluster_dims__({CLUSTER}, 1, 1)": clustered, "": args.hold - clustered}
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in parts]
+    for stream, (how, blocks) in zip(streams, parts.items(), strict=True):
+        if blocks:
+            kernel = cupy.RawKernel(SPIN.replace("CLUSTERED", how), "spin")
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+            with stream:
+                kernel((blocks,), (1024,), given, shared_mem=SHARED_BYTES)
     held = []
     if args.keep_gib is not None:
         surplus = runtime.memGetInfo()[0] - int(args.keep_gib * 2**30)
