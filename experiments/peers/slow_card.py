@@ -4,8 +4,8 @@
 
 Under NVIDIA MPS one block a held multiprocessor spins there with all of its shared
 memory, so that nothing else fits beside it; without MPS the card would take turns.
-Blocks come in clusters of eight, side by side: multiprocessors held one by one, all over
-the card, could leave kernels that run in clusters nowhere to run at all.
+Blocks come in clusters of eight, side by side: multiprocessors held one by one all over
+the card could leave kernels that run in clusters nowhere to run at all.
 Memory is allocated until only ``--keep-gib`` is free. No setting of the card changes.
 Says "holding" once it does; ends on SIGTERM, with the process that started it, or after
 its seconds. Needs CuPy; no hexijax and no JAX.
