@@ -240,7 +240,7 @@ def page(runs: Sequence[Run]) -> str:
         ("Four cards, a lane each", _lanes),
         ("Four cards, a stage each", _pipeline),
         ("A card and the CPU in one process", _mixed),
-        ("Four cards made unlike", _emulated),
+        ("Equal cards made unlike", _emulated),
         ("What plans promise", _promises),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]

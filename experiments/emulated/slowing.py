@@ -9,6 +9,7 @@ happens inside.
 import contextlib
 import dataclasses
 import os
+import select
 import subprocess
 import sys
 import time
@@ -108,7 +109,9 @@ def _said(process: subprocess.Popen[str]) -> str:
     assert process.stdout
     lines: list[str] = []
     until = time.monotonic() + STARTING_S
-    while time.monotonic() < until:
+    while (left_s := until - time.monotonic()) > 0:
+        if not select.select([process.stdout], [], [], left_s)[0]:
+            break
         line = process.stdout.readline()
         lines.append(line.strip())
         if line.startswith("holding"):

@@ -17,6 +17,12 @@ runtime on one card, all memory free, the other cards busy with the same; the bo
 the sum of the best rates. One step is 256 sequences. The plan was made, and every step
 predicted, from layers, updates and links that were timed in the same run."""
 
+ABOUT_KINDS = """\
+One card, whole and then with multiprocessors held by another program under NVIDIA MPS
+(`experiments/peers/slow_card.py`): what is left of its products, and our runtime's rate
+on the model. Memory bandwidth stays the card's own, so what it reaches on the model is
+more than its share of products."""
+
 ABOUT_PLANS = """\
 *Even batch*: as many sequences for every card, as data parallelism has it.
 *Layered accumulation*: our batches, with parameters gathered for each pass, layers
@@ -35,6 +41,9 @@ Peaks of `memory_stats`. A promise counts all parts of a device at once."""
 ABOUT_FLAT = """\
 One whole card, the same model, microbatches of 2 sequences under layered accumulation,
 every layer's activations waiting in host memory."""
+
+
+MISSING = "What the command below was to measure too and did not:"
 
 
 class Figure(NamedTuple):
@@ -73,37 +82,39 @@ def ran(found: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
     """Everything there is to show."""
-    yield ABOUT
-    yield from _cards(found)
-    yield ""
-    yield ABOUT_PLANS
-    yield from _plans(found)
-    yield from _overlap(found)
-    yield from _memory(found)
-    yield from _flat(found)
+    parts = (_cards, _plans, _overlap, _memory, _flat)
+    shown = [lines for part in parts if (lines := "\n".join(part(found)))]
+    if failed := found.get("failed"):
+        shown.append(f"{MISSING} {', '.join(failed)}.")
+    yield "\n\n".join(shown)
 
 
 def _cards(found: Mapping[str, Any]) -> Iterator[str]:
     if "check" not in found or not found.get("alone"):
         return
+    yield ABOUT if found.get("plans") else ABOUT_KINDS
     yield ""
-    yield "| card | held | left | products | alone, by microbatch |"
+    yield "| card | held | cap | products | alone, by microbatch and remat |"
     yield "|---|---|---|---|---|"
     rates = found["check"]["product_flops_per_s"]
-    for number, card in enumerate(found["cards"]):
+    for number, card in enumerate(found["cards"][: len(rates)]):
         alone = ", ".join(
             f"{rate['microbatch']} {rate['remat']}: {rate['tokens_per_s']:,.0f}"
             for rate in found["alone"][number].get("rates", ())
         )
+        cap = f"{card['keep_gib']:g} GiB" if found.get("plans") else "none"
         yield (
-            f"| {number} | {card['held'] or 'none'} of 132 multiprocessors "
-            f"| {card['keep_gib']:g} GiB | {rates[number] / 1e12:.0f} TFLOP/s "
-            f"| {alone} tokens/s |"
+            f"| {number} | {card['held'] or 'none'} of 132 multiprocessors | {cap} "
+            f"| {rates[number] / 1e12:.0f} TFLOP/s "
+            f"| {f'{alone} tokens/s' if alone else 'did not end'} |"
         )
 
 
 def _plans(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found.get("plans"):
+        return
     bound = bound_tokens_per_s(found)
+    yield ABOUT_PLANS
     yield ""
     yield (
         "| | tokens/s | of the bound | step, median | least | most | predicted "
@@ -140,7 +151,6 @@ def _overlap(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {k: v for k, v in ran(found).items() if v.get("overlap")}
     if not rows:
         return
-    yield ""
     yield ABOUT_OVERLAP
     yield ""
     yield "| plan | card | simulated | beside compute | profiled | beside compute |"
@@ -161,7 +171,6 @@ def _memory(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {k: v for k, v in ran(found).items() if v.get("peak_bytes")}
     if not rows:
         return
-    yield ""
     yield ABOUT_MEMORY
     yield ""
     cards = found["cards"]
@@ -180,7 +189,6 @@ def _flat(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {k: v for k, v in found.get("memory", {}).items() if v.get("peak_bytes")}
     if not rows:
         return
-    yield ""
     yield ABOUT_FLAT
     yield ""
     yield "| | peak | promised |"

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     args = parser.parse_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = args.card
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -64,13 +65,17 @@ def main() -> None:
     given = (cupy.uint64(flag), cupy.int64(args.seconds * CLOCK_HZ))
     clustered = args.hold // CLUSTER * CLUSTER
     parts = {f"__cluster_dims__({CLUSTER}, 1, 1)": clustered, "": args.hold - clustered}
-    streams = [cupy.cuda.Stream(non_blocking=True) for _ in parts]
-    for stream, (how, blocks) in zip(streams, parts.items(), strict=True):
-        if blocks:
-            kernel = cupy.RawKernel(SPIN.replace("CLUSTERED", how), "spin")
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
-            with stream:
-                kernel((blocks,), (1024,), given, shared_mem=SHARED_BYTES)
+    launches = [
+        (cupy.RawKernel(SPIN.replace("CLUSTERED", how), "spin"), blocks)
+        for how, blocks in parts.items()
+        if blocks
+    ]
+    for kernel, _ in launches:  # all loaded before one runs: loading waits for kernels
+        kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in launches]
+    for stream, (kernel, blocks) in zip(streams, launches, strict=True):
+        with stream:
+            kernel((blocks,), (1024,), given, shared_mem=SHARED_BYTES)
     held = []
     if args.keep_gib is not None:
         surplus = runtime.memGetInfo()[0] - int(args.keep_gib * 2**30)
