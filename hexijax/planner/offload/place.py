@@ -31,7 +31,7 @@ from hexijax.planner.offload.room import Room
 from hexijax.planner.offload.score import Rules
 from hexijax.planner.options import PlanOptions
 
-RUNS = Allowed(state=(State.DEVICE, State.STREAMED))
+RUNS = Allowed()
 """What Programs do of it so far."""
 
 ORDER = UpdateOrder.FIFO
