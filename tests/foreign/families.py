@@ -15,7 +15,7 @@ import transformers
 from hexijax.layers.loss import ModelLoss, linen_loss
 from tests.laws.law_models import LENGTH, VOCAB, tokens
 
-DEPTH, WIDTH, HEADS = 6, 16, 4
+DEPTH, WIDTH, HEADS = 3, 16, 4
 
 GPT2 = transformers.GPT2Config(
     vocab_size=VOCAB, n_positions=LENGTH, n_embd=WIDTH, n_layer=DEPTH, n_head=HEADS

@@ -29,7 +29,7 @@ from tests.laws.cases import (
 from tests.laws.drawing import draw_plan
 from tests.laws.law_models import LENGTH, tokens
 
-SEEDS = {"gpt2": 66, "bert": 82, "llama": 53}
+SEEDS = {"gpt2": 66, "bert": 195, "llama": 53}
 """Plans of few segments: two stages, one of two lanes, whose backward is in two parts;
 two replicas with tensor parallelism; two stages of four devices."""
 
