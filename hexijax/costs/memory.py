@@ -31,7 +31,7 @@ from hexijax.costs.compute import fused_attention
 from hexijax.costs.layered import LayeredGrads
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
-from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, UpdateOrder
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.linearise import CHUNKS
@@ -318,6 +318,7 @@ def _state(
     in_flight: dict[Place, int] = {}
     resting: dict[Place, int] = {}
     chunks: dict[Place, int] = {}
+    late = plan.order is UpdateOrder.PRIORITY  # sums wait for the next step
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
     for group in buckets(plan, chain):
         if not group.trainable:  # parameters, which lie where they are computed with
@@ -349,6 +350,8 @@ def _state(
                     size, shard, len(members), item, in_pieces=grids != {grid}
                 )
             in_flight[place] = max(in_flight.get(place, 0), flying)
+            if late and not (alone and own_lanes == 1):
+                passing[place] = passing.get(place, 0) + GRAD_BYTES * size
             state = size * STATE_BYTES * (1 + moments)
             if streams_state(plan, group):
                 rests = state

@@ -44,7 +44,7 @@ WORD = rf"(?:{PLAIN}|{QUOTED})"
 SUBJECT = rf"(?:{PLAIN}(?: {PLAIN})*|{QUOTED})"
 BUFFER = re.compile(
     rf"({'|'.join(Kind)})\[({WORD}) ({SUBJECT})(?: #({NUMBER}))?\]"
-    rf"(?:@({NUMBER}))?(~host)?(!)?(?!\S)"
+    rf"(?:@(-?{NUMBER}))?(~host)?(!)?(?!\S)"
 )
 
 Parse = Callable[[str], Any]

@@ -101,14 +101,18 @@ def linearise(
     loads: Sequence[Load],
     costs: Costs,
     waits: Sequence[tuple[Instruction, Instruction]] = (),
+    late: Sequence[Instruction] = (),
 ) -> tuple[Instruction, ...]:
     """All instructions, each once, by start; equal input gives equal order.
 
-    ``waits`` are pairs of the streams of which the first comes first.
+    ``waits`` are pairs of the streams of which the first comes first. ``late`` is what
+    the step before left to do, early layers first: they are needed first.
     """
-    ahead = _Ahead(streams)
+    ahead = _Ahead(streams, at_once=not late)
     jobs = [instr for stream in ahead.streams for instr in stream]
     jobs += [instr for instr in others if not isinstance(instr, Send)]
+    first_late = len(jobs)
+    jobs += late
     first_travel = len(jobs)
     jobs += ahead.travel
     writer = {buffer: i for i, instr in enumerate(jobs) for buffer in instr.writes}
@@ -130,9 +134,12 @@ def linearise(
                 followers[writer[buffer]].append(i)
             elif buffer in loaded:
                 loads_of.setdefault(i, []).append(loaded[buffer])
-    for before, after in _in_turn(jobs[:first_travel]):
+    for before, after in (
+        *_in_turn(jobs[:first_late]),
+        *_late_in_turn(jobs, first_late),
+    ):
         followers[before].append(after)
-    for before, after in _chunks_in_turn(jobs[:first_travel]):
+    for before, after in _chunks_in_turn(jobs[:first_travel], first_late):
         followers[before].append(after)
     if waits:
         number = {id(instr): i for i, instr in enumerate(jobs)}
@@ -146,6 +153,10 @@ def linearise(
     for i, before in enumerate(ahead.after, first_travel):
         if before is not None:
             followers[before].append(i)
+    for i, follower in enumerate(ahead.before, first_travel) if late else ():
+        for buffer, _ in jobs[i].reads:
+            if buffer in writer:  # it is dispatched before that one
+                followers[writer[buffer]].append(follower)
 
     devices = {place: stage.devices for place, stage in plan.stages()}
     starts = by_start(
@@ -169,7 +180,7 @@ def linearise(
         order += ahead.due.get(i, ())
         order.append(jobs[i])
         order += leaving.get(i, ())
-    total = sum(map(len, streams)) + len(others) + len(loads)
+    total = sum(map(len, streams)) + len(others) + len(loads) + len(late)
     assert len(order) == total, "some instructions wait for each other"
     return tuple(order)
 
@@ -250,9 +261,31 @@ def _in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
                 groups.append(instr.group)
 
 
-def _chunks_in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+def _late_in_turn(
+    jobs: Sequence[Instruction], first_late: int
+) -> Iterator[tuple[int, int]]:
+    """The same for new parameters of the step before: those of early layers first."""
+    joins = {
+        (instr.place, instr.group): i
+        for i, instr in enumerate(jobs[first_late:], first_late)
+        if isinstance(instr, Join)
+    }
+    gathered: dict[Place, list[str]] = {}
+    for i, instr in enumerate(jobs[first_late:], first_late):
+        if isinstance(instr, Gather):
+            for place in instr.places:
+                groups = gathered.setdefault(place, [])
+                if len(groups) >= IN_FLIGHT:
+                    yield joins[place, groups[-IN_FLIGHT]], i
+                groups.append(instr.group)
+
+
+def _chunks_in_turn(
+    jobs: Sequence[Instruction], first_late: int
+) -> Iterator[tuple[int, int]]:
     """The same for state that comes from the host, a chunk at a time: it comes when the
-    gradient of the chunk before is there, and a slot is free."""
+    gradient of the chunk before is there, and a slot is free. Late chunks come first,
+    early layers' before others'."""
     sums: dict[tuple[Place, str], int] = {}
     left: dict[tuple[Place, str], int] = {}
     coming: dict[Place, list[tuple[str, int]]] = {}
@@ -263,10 +296,13 @@ def _chunks_in_turn(jobs: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
             coming.setdefault(instr.buffer.place, []).append((instr.buffer.subject, i))
         elif isinstance(instr, WriteBack) and instr.buffer.kind is Kind.STATE:
             left[instr.buffer.place, instr.buffer.subject] = i
-    for home, chunks in coming.items():
-        chunks.reverse()
+    for home, found in coming.items():
+        late = [chunk for chunk in found if chunk[1] >= first_late]
+        chunks = late + found[: len(found) - len(late)][::-1]
         for n, (group, i) in enumerate(chunks):
-            yield sums[home, chunks[n - 1][0] if n else group], i
+            if n >= len(late):
+                last = chunks[n - 1][0] if n > len(late) else group
+                yield sums[home, last], i
             if n >= CHUNKS:
                 yield left[home, chunks[n - CHUNKS][0]], i
 
@@ -278,12 +314,17 @@ class _Ahead:
     from the end of the job before it.
     """
 
-    def __init__(self, streams: Sequence[Sequence[Instruction]]) -> None:
+    def __init__(
+        self, streams: Sequence[Sequence[Instruction]], *, at_once: bool
+    ) -> None:
+        """``at_once``: what no job comes before starts the step."""
         self.streams: list[list[Instruction]] = []
         """Without it."""
         self.travel: list[Instruction] = []
         self.after: list[int | None] = []
         """Of each, the job before it; jobs are numbered through all streams."""
+        self.before: list[int] = []
+        """Of each, the job that follows it."""
         self.first: list[Instruction] = []
         """Those without: they start the step."""
         self.due: dict[int, list[Instruction]] = {}
@@ -299,7 +340,8 @@ class _Ahead:
                     continue
                 self.travel.append(instr)
                 self.after.append(at - 1 if at > start else None)
-                if at > start:
+                self.before.append(at)
+                if at > start or not at_once:
                     self.due.setdefault(at, []).append(instr)
                 else:
                     self.first.append(instr)

@@ -6,7 +6,9 @@
 The Program of a plan is a pure function of plan, chain, rules and costs.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
@@ -19,18 +21,20 @@ from hexijax.program.moves import moves
 from hexijax.program.passes import passes
 from hexijax.program.paths import paths
 from hexijax.program.placement import (
+    GroupPlaces,
     StepRules,
     agree_on_loss,
     agree_on_scale,
     group_places,
     loads,
     prologue,
+    renew,
     sync,
 )
-from hexijax.program.program import Instruction, Program, ProgramError
+from hexijax.program.program import Backward, Instruction, Program, Update
 from hexijax.program.rules.fault import Faults
 from hexijax.program.rules.runs import check_layers
-from hexijax.program.waiting import Pools, waiting
+from hexijax.program.waiting import Order, Pools, waiting
 from hexijax.program.window import window
 
 __all__ = ["Costs", "StepRules", "lower"]
@@ -64,24 +68,24 @@ def lower(
         whole plan's.
     """
     with collector_paused():
-        before, order, pools = _lowered(
-            plan, chain, rules, costs, groups, evaluation, whole_leaves
-        )
-        body = free(order) if marked else order
-    program = Program(prologue=before, body=body, pools=pools)
+        made = _lowered(plan, chain, rules, costs, groups, evaluation, whole_leaves)
+        if marked:
+            made = made._replace(
+                body=free(made.body), drain=free(made.drain, repeats=False)
+            )
+    program = Program(**made._asdict())
     if checked:
         check(program, plan, chain, whole_leaves=whole_leaves)
     return program
 
 
-def _refuse(plan: Plan) -> None:
-    """Parts of a plan that no Program does yet."""
-    for what, asked in (("'order priority'", plan.order is UpdateOrder.PRIORITY),):
-        if asked:
-            raise ProgramError(
-                f"The plan asks for {what}, which this version does not run. Take it "
-                "out of the plan."
-            )
+class _Lowered(NamedTuple):
+    """Sections whose last reads are not marked, and pools."""
+
+    prologue: Order
+    body: Order
+    drain: Order
+    pools: Pools
 
 
 def _lowered(
@@ -92,28 +96,45 @@ def _lowered(
     groups: Sequence[Group] | None,
     evaluation: bool,
     whole_leaves: bool,
-) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...], Pools]:
-    """The prologue, the body's order, and what pools it needs."""
-    _refuse(plan)
+) -> _Lowered:
     check_layers(plan, chain, Faults(Program()))
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams, waits = compute(plan, chain, groups, evaluation=evaluation)
-    others = [*moves(plan, streams), agree_on_loss(plan)]
+    common = [*moves(plan, streams), agree_on_loss(plan)]
     before = prologue(places)
+    if rules.dynamic_scale and not evaluation:
+        before.append(agree_on_scale(plan, body=False))
+        common.append(agree_on_scale(plan, body=True))
     costs = costs or UnitCosts(plan)
     if not evaluation:
         places = paths(plan, places, streams, costs, rules)
-        others += sync(places, streams, rules)
-        if rules.dynamic_scale:
-            before.append(agree_on_scale(plan, body=False))
-            others.append(agree_on_scale(plan, body=True))
-    waits = (*waits, *window(plan, streams, others))
-    order = linearise(
-        plan,
-        passes(places, streams),
-        others,
-        loads(plan, chain, evaluation=evaluation, rules=rules),
-        costs,
-        waits,
-    )
-    return tuple(before), *waiting(plan, order)
+    loaded = loads(plan, chain, evaluation=evaluation, rules=rules)
+    passing = passes(places, streams)
+
+    def ordered(late: Sequence[GroupPlaces]) -> tuple[Order, Order]:
+        """The body, and its late instructions in their order."""
+        others, renewal = common, [i for g in late for i in renew(g, rules, step=-1)]
+        if not evaluation:
+            names = {g.group for g in late}
+            others = [*common, *sync(places, streams, rules, names)]
+        after = (*waits, *window(plan, streams, others))
+        order = linearise(plan, passing, others, loaded, costs, after, renewal)
+        ids = set(map(id, renewal))
+        return order, tuple(i for i in order if id(i) in ids)
+
+    order, drain = ordered(())
+    if plan.order is UpdateOrder.PRIORITY and not evaluation:
+        order, drain = ordered(late_groups(places, order))
+    drain = tuple(map(dataclasses.replace, drain))  # marked apart from the body
+    body, pools = waiting(plan, order)
+    return _Lowered(tuple(before), body, drain, pools)
+
+
+def late_groups(
+    places: Sequence[GroupPlaces], order: Sequence[Instruction]
+) -> list[GroupPlaces]:
+    """Those whose updates find no time before the last backward begins: what is left
+    of them then goes by who needs it first, and that is the next step's forward."""
+    last = max(at for at, i in enumerate(order) if isinstance(i, Backward))
+    early = {i.group for i in order[:last] if isinstance(i, Update)}
+    return [g for g in places if g.trainable and g.group not in early]

@@ -6,7 +6,7 @@ Their order follows from what they read, so the next pass settles it.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Params, Place, Plan, stage_place
@@ -227,8 +227,12 @@ def sync(
     groups: Iterable[GroupPlaces],
     streams: Iterable[Iterable[Instruction]],
     rules: StepRules,
+    late: Collection[str] = (),
 ) -> list[Instruction]:
-    """Reduce, update and gather of every group that trains, and the gradients' norm."""
+    """Reduce, update and gather of every group that trains, and the gradients' norm.
+
+    Groups that are ``late`` are updated by the next step: see ``renew``.
+    """
     groups = tuple(g for g in groups if g.trainable)
     last_grad = {
         (buffer.place, buffer.subject): buffer
@@ -241,14 +245,10 @@ def sync(
     for g in groups:
         result.append(_reduce(g, [last_grad[user, g.group] for user in g.users]))
         result += [_sum(g.group, home) for home in g.homes]
-        for home in g.homes:
-            result += _update(g, home, rules)
-        slices = [names.param_slice(home, g.group) for home in g.homes]
         if g.site is Site.HOST:
-            slices = list(map(names.on_host, slices))
-        result += _gathers(g, slices)
-        result += [_join(g.group, user, step=1) for user in g.gathers]
-        result += [_rest(g.group, user, step=1) for user in g.streamers]
+            result += [rest(names.grad(home, g.group)) for home in g.homes]
+        if g.group not in late:
+            result += renew(g, rules)
     homes = dict.fromkeys(home for g in groups for home in g.homes)
     members = (*homes, HOST) if rules.update_waits else (HOST,)
     norms = [names.group_norm(home, g.group) for g in groups for home in g.homes]
@@ -262,6 +262,18 @@ def sync(
             members=members,
         )
     )
+    return result
+
+
+def renew(g: GroupPlaces, rules: StepRules, step: int = 0) -> list[Instruction]:
+    """Update and gather with the gradients of a step; -1: of the one before."""
+    result = [i for home in g.homes for i in _update(g, home, rules, step)]
+    slices = [names.param_slice(home, g.group) for home in g.homes]
+    if g.site is Site.HOST:
+        slices = list(map(names.on_host, slices))
+    result += _gathers(g, slices)
+    result += [_join(g.group, user, step=step + 1) for user in g.gathers]
+    result += [_rest(g.group, user, step=step + 1) for user in g.streamers]
     return result
 
 
@@ -285,17 +297,18 @@ def _sum(group: str, home: Place) -> Sum:
     )
 
 
-def _update(g: GroupPlaces, home: Place, rules: StepRules) -> list[Instruction]:
+def _update(
+    g: GroupPlaces, home: Place, rules: StepRules, step: int
+) -> list[Instruction]:
     """One, or with the state's way from the host and back."""
     group, on_host = g.group, g.site is Site.HOST
-    reads = [names.state(home, group), names.grad(home, group)]
-    before: list[Instruction] = []
+    state = names.state(home, group, step)
+    reads = [state, names.grad(home, group)._replace(step=step)]
     if on_host:
-        before = [rest(reads[1])]
         reads = list(map(names.on_host, reads))
     if rules.update_waits:
-        reads.append(names.agreed(home, "norm"))
-    writes = [names.state(home, group, step=1)]
+        reads.append(names.agreed(home, "norm")._replace(step=step))
+    writes = [names.state(home, group, step=step + 1)]
     if g.gathers:
         writes.append(names.param_slice(home, group))
     if on_host:
@@ -308,8 +321,8 @@ def _update(g: GroupPlaces, home: Place, rules: StepRules) -> list[Instruction]:
         site=g.site,
     )
     if g.site is not Site.STREAMED:
-        return [*before, update]
-    return [prefetch(names.state(home, group)), update, rest(writes[0])]
+        return [update]
+    return [prefetch(state), update, rest(writes[0])]
 
 
 def _gathers(g: GroupPlaces, slices: Sequence[Buffer]) -> list[Gather]:

@@ -88,7 +88,8 @@ class Buffer(NamedTuple):
     """None for what a step has once; of a Grad, how many sums came before it; of
     freed parameters, how many passes of the place."""
     step: int = 0
-    """Steps ahead of the body's own step; State@1 is what the next step reads."""
+    """Steps ahead of the body's own step; State@1 is what the next step reads, and
+    Grad@-1 what the step before left to be updated with."""
 
     memory: Memory = Memory.DEVICE
     """Prefetch and WriteBack copy a buffer to its twin in the other memory."""
@@ -337,10 +338,21 @@ class Program:
     """One step. State@1 and Param@1 that it writes are the next body's @0."""
 
     drain: tuple[Instruction, ...] = ()
-    """Back to one whole step; empty while no body reaches into the next."""
+    """Back to one whole step: updates that else stand in the next body. A body that
+    nothing came before, or a drain, leaves them out. Empty where each body does all of
+    its own."""
 
     pools: tuple[tuple[str, int], ...] = ()
     """Slots of each pool that Prefetch fills: name and number."""
+
+    def is_late(self, instr: Instruction) -> bool:
+        """Whether an instruction of the body does what the drain does otherwise."""
+        return any(b in self.late for b in instr.writes)
+
+    @property
+    def late(self) -> frozenset[Buffer]:
+        """What the drain writes."""
+        return frozenset(b for i in self.drain for b in i.writes)
 
     def __iter__(self) -> Iterator[Instruction]:
         yield from (*self.prologue, *self.body, *self.drain)

@@ -96,6 +96,11 @@ class Executor:
         """State and parameters that a body finds where the step before left them."""
         ahead = [b for b in self._slot if b.step == 1]
         self._turn = [(self._slot[b], self._at(b._replace(step=0))) for b in ahead]
+        late = [b for b in self._slot if b.step < 0]
+        self._late = [(self._at(b._replace(step=0)), self._slot[b]) for b in late]
+        self._due = False
+        """Whether the last body left updates to the next."""
+        self._starts = [not program.is_late(i) for i in program.body]
 
     def run_prologue(self) -> None:
         """Parameters from state; call once state is in its slots.
@@ -103,21 +108,37 @@ class Executor:
         Raises:
           UserError: something is not in the memory that the Program says.
         """
+        self._due = False
+        for _, late in self._late:
+            self.slots[late] = None
         self._run(self.prologue)
         for buffer in self.live():
             check_memory(buffer, self.get(buffer))
 
     def run_body(self) -> dict[Buffer, Any]:
         """One step; returns the scalars it left behind, but for what the next reads."""
-        self._run(self.body)
+        if self._due:
+            self._run(self.body)
+        else:
+            self._run(list(itertools.compress(self.body, self._starts)))
+        for now, late in self._late:
+            self.slots[late], self.slots[now] = self.slots[now], None
+        self._due = bool(self.drain)
         left = {
             b: self.slots[s]
             for b, s in self._slot.items()
-            if b.kind is Kind.SCALAR and not names.is_scale(b)
+            if b.kind is Kind.SCALAR and not names.is_scale(b) and b.step == 0
         }
         for b in left:
             self.slots[self._slot[b]] = None
         return left
+
+    def settle(self) -> None:
+        """Does what the last body left to the next: state and parameters are then those
+        of one whole step."""
+        if self._due:
+            self._due = False
+            self._run(self.drain)
 
     @contextlib.contextmanager
     def watched(self, then: Watch) -> Generator[None]:
@@ -171,6 +192,8 @@ class Executor:
 
     def get(self, buffer: Buffer) -> Any:
         """What a buffer holds between steps."""
+        if buffer.kind is Kind.STATE or buffer.kind is Kind.PARAM:
+            self.settle()
         return value(self.slots[self._at(buffer)])
 
     def put(self, buffer: Buffer, value: Any) -> None:
@@ -178,7 +201,8 @@ class Executor:
         self.slots[self._at(buffer)] = value
 
     def live(self) -> list[Buffer]:
-        """Buffers that hold something now."""
+        """Buffers that hold something now, of whole steps."""
+        self.settle()
         return [b for b, s in self._slot.items() if self.slots[s] is not None]
 
     def _at(self, buffer: Buffer) -> int:

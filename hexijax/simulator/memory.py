@@ -25,6 +25,7 @@ from hexijax.program.program import (
     Instruction,
     Kind,
     Load,
+    Prefetch,
     Program,
     Send,
 )
@@ -106,14 +107,23 @@ def lives(
             own = sum(sizes(b) for b in cots if b.kind is Kind.COT)
             inside = sizes.transient(i.place, i.segment) - own
             yield Life(i.place, None, *spans.of(i, i.place), max(inside, 0))
+    brought = {
+        (i.buffer.place, i.buffer.subject)
+        for i in program.body
+        if isinstance(i, Prefetch) and i.buffer.kind is Kind.STATE
+    }
     for buffer in ends:  # what steps read and none writes: it does not train
         written = buffer in born or buffer._replace(step=1) in born
         if buffer.kind is Kind.PARAM and not written:
             yield Life(buffer.place, buffer, 0.0, math.inf, sizes(buffer))
     for buffer, (start_s, size) in born.items():
         old = buffer._replace(step=0)
-        if buffer.kind is Kind.STATE:  # unless it goes back to the host
-            end_s = ends.get(buffer, math.inf)
+        late = buffer._replace(step=buffer.step - 1)
+        if buffer.kind is Kind.STATE:
+            comes = (buffer.place, buffer.subject) in brought
+            end_s = ends.get(buffer, start_s) if comes else math.inf
+        elif buffer.step == 0 and late in ends:  # by the next step
+            end_s = max(ends[late] + step_s, start_s)
         elif buffer.step and old in ends:  # the next step's last reader
             end_s = max(ends[old] + step_s, start_s)
         else:

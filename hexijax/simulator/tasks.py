@@ -140,6 +140,8 @@ class _Writer:
         self._tasks: list[Task] = []
         self._made: dict[Buffer, int] = {}
         self._carried: list[tuple[int, Buffer]] = []
+        self._late: list[tuple[int, Buffer]] = []
+        """Tasks, and what they read of the step before under its names of this step."""
         self._has: set[Buffer] = set()
         self._back: set[Buffer] = set()
         """Residuals that have been on the host."""
@@ -190,6 +192,11 @@ class _Writer:
             maker = next_step.get(
                 (buffer.kind, buffer.place, buffer.subject, buffer.memory)
             )
+            if maker is not None:
+                skip_s = self._skips_s.get(buffer.place, 0.0)
+                before.setdefault(task, []).append((maker, skip_s))
+        for task, buffer in self._late:
+            maker = self._made.get(buffer)
             if maker is not None:
                 skip_s = self._skips_s.get(buffer.place, 0.0)
                 before.setdefault(task, []).append((maker, skip_s))
@@ -274,7 +281,7 @@ class _Writer:
                 after.append(self._made[buffer])
             elif kind is Kind.PARAM and buffer not in self._has:
                 self._has.add(buffer)
-                if names.is_freed(buffer):
+                if buffer in self._made:  # for this pass, or late
                     after.append(self._made[buffer])
                 else:
                     self._carried.append((len(self._tasks), buffer))
@@ -325,6 +332,7 @@ class _Writer:
         read = i.reads[0].buffer
         if read not in self._made:  # it rests there since the step before
             self._carried.append((len(self._tasks), read))
+            self._of_before(i)
         after = (self._made[read],) if read in self._made else ()
         self._made[i.writes[0]] = self._add(use, i, after)
         if i.buffer.kind is Kind.RES:
@@ -371,7 +379,15 @@ class _Writer:
         for buffer in i.writes:
             self._made[buffer] = task
 
+    def _of_before(self, i: Instruction) -> None:
+        """The next task is late: it reads what the step before left."""
+        for buffer, _ in i.reads:
+            if buffer.step < 0:
+                at = len(self._tasks)
+                self._late.append((at, buffer._replace(step=buffer.step + 1)))
+
     def _update(self, i: ops.Update) -> None:
+        self._of_before(i)
         after = [self._made[r.buffer] for r in i.reads if r.buffer in self._made]
         seconds = self._costs.duration_s(i)
         if i.site is ops.Site.HOST:

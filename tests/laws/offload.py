@@ -5,7 +5,7 @@ import functools
 import random
 from typing import Any
 
-from hexijax.plan.plan import Memory, Params, Stage
+from hexijax.plan.plan import Memory, Params, Stage, UpdateOrder
 from hexijax.program.program import Buffer
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.executor import Action, Executor, Slots
@@ -30,7 +30,8 @@ def draw_offloaded(seed: int) -> Case:
         )
         for share in case.plan.state
     )
-    plan = dataclasses.replace(case.plan, replicas=replicas, state=state)
+    order = rng.choice(list(UpdateOrder))
+    plan = dataclasses.replace(case.plan, replicas=replicas, state=state, order=order)
     return dataclasses.replace(case, plan=plan)
 
 

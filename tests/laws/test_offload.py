@@ -1,13 +1,17 @@
 """What rests or waits in host memory changes no number, and does lie there."""
 
+import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
-from hexijax.plan.plan import Params
+from hexijax.layers.names import flatten
+from hexijax.plan.plan import Params, UpdateOrder
 from hexijax.runtime.engine import Engine
-from tests.laws.cases import check, run
+from tests.laws.cases import BATCH_SIZE, Case, check, run
+from tests.laws.law_models import tokens
 from tests.laws.offload import draw_offloaded, rests_on_host, watch
 
 FEW = [88, 96]
@@ -21,6 +25,34 @@ MANY = range(100)
 )
 def test_offload_gives_the_plain_program_s_numbers(seed: int, monkeypatch: Any):
     one_step(seed, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "seed", [88, *(pytest.param(x, marks=pytest.mark.laws) for x in (14, 24, 97))]
+)
+def test_five_steps_are_the_same_bits_in_either_order(seed: int, monkeypatch: Any):
+    case = draw_offloaded(seed)
+    fifo, priority = (
+        five_steps(
+            dataclasses.replace(case, plan=dataclasses.replace(case.plan, order=order)),
+            monkeypatch,
+        )
+        for order in UpdateOrder
+    )
+    for name, value in fifo.items():
+        np.testing.assert_array_equal(value, priority[name], err_msg=name)
+
+
+def five_steps(case: Case, monkeypatch: Any) -> dict[str, np.ndarray]:
+    """Losses and the parameters that they end with."""
+    monkeypatch.setattr("hexijax.program.buckets.CHUNK_SIZE", 1500)
+    engine = run(case, monkeypatch).engine
+    assert bool(engine.program.drain) is (case.plan.order is UpdateOrder.PRIORITY)
+    losses = [
+        engine.step(tokens(BATCH_SIZE, case.seed + step), step).fetch()["loss"]
+        for step in range(1, 5)
+    ]
+    return {"losses": np.array(losses), **flatten(engine.params())}
 
 
 @pytest.mark.laws

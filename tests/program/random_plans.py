@@ -16,6 +16,7 @@ from hexijax.plan.plan import (
     Schedule,
     Stage,
     StateShare,
+    UpdateOrder,
     stage_place,
 )
 from hexijax.program.lower import StepRules
@@ -70,7 +71,8 @@ def _offloaded(rng: random.Random, plan: Plan) -> Plan:
         )
         for share in plan.state
     )
-    return dataclasses.replace(plan, replicas=replicas, state=state)
+    order = rng.choice(list(UpdateOrder))
+    return dataclasses.replace(plan, replicas=replicas, state=state, order=order)
 
 
 def frozen_plan(seed: int) -> tuple[Plan, Chain, StepRules]:

@@ -5,14 +5,16 @@ import dataclasses
 import pytest
 
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Memory, Plan, StateShare
+from hexijax.plan.plan import Memory, Plan, Schedule, StateShare, UpdateOrder
 from hexijax.program import buckets as bucketing
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
-from hexijax.program.linearise import CHUNKS
+from hexijax.program.linearise import CHUNKS, UnitCosts
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import (
     Backward,
+    Forward,
+    Instruction,
     Kind,
     Prefetch,
     Program,
@@ -101,3 +103,28 @@ def test_the_host_updates_what_has_left_the_device():
         touched = [*(r.buffer for r in update.reads), *update.writes]
         assert {b.memory for b in touched if b.kind is not Kind.SCALAR} == {Memory.HOST}
     assert not any(isinstance(i, Prefetch) for i in program.body)
+
+
+@pytest.mark.usefixtures("a_chunk_a_layer")
+@pytest.mark.parametrize("memory", list(Memory))
+def test_under_priority_a_layer_starts_before_a_later_one_is_updated(memory: Memory):
+    plan, chain = example()
+    share = dataclasses.replace(plan.state[0], memory=memory)
+    plan = dataclasses.replace(
+        plan, state=(share,), order=UpdateOrder.PRIORITY, schedule=Schedule.LAYERED
+    )
+    program = lower(plan, chain, rules=StepRules(clip=True), costs=Busy(plan))
+    groups = [i.group for i in program.body if isinstance(i, Update)]
+    assert groups == [g.name for g in chain.groups]
+    assert len([i for i in program.drain if isinstance(i, Update)]) == LAYERS
+    first = next(i for i in program.body if isinstance(i, Forward))
+    last = [i for i in program.body if isinstance(i, Update)][-1]
+    assert program.body.index(first) < program.body.index(last)
+
+
+class Busy(UnitCosts):
+    """Copies take as long as a forward."""
+
+    def duration_s(self, instruction: Instruction) -> float:
+        copy = isinstance(instruction, Prefetch | WriteBack)
+        return 1.0 if copy else super().duration_s(instruction)

@@ -1,8 +1,9 @@
 """Each buffer is written once, read while it lives, and gone when its step is over.
 
 Plays the prologue and two bodies: what the first leaves at step+1 the second must find,
-so what holds for two holds for any number. Pools and live microbatches are counted on
-the way.
+so what holds for two holds for any number. Where a body begins with what the step
+before left to do, one without that comes first, and again after the drain. Pools and
+live microbatches are counted on the way.
 """
 
 import dataclasses
@@ -54,14 +55,17 @@ def check_lifetimes(program: Program, facts: Facts, faults: Faults) -> Peaks:
     play = _Play(program, facts, faults)
     for position, instr in numbered(program, "prologue"):
         play.run(position, instr)
-    for _ in range(2):
+    late = program.late
+    for first, *others in [(late, (), ()), (late,)] if late else [((), ())]:
+        for left_out in (first, *others):
+            play.written.clear()
+            for position, instr in numbered(program, "body"):
+                if not any(b in left_out for b in instr.writes):
+                    play.run(position, instr)
+            play.end_body()
         play.written.clear()
-        for position, instr in numbered(program, "body"):
+        for position, instr in numbered(program, "drain"):
             play.run(position, instr)
-        play.end_body()
-    play.written.clear()
-    for position, instr in numbered(program, "drain"):
-        play.run(position, instr)
     return play.peaks
 
 
@@ -84,6 +88,9 @@ class _Play:
         self._pools = dict(program.pools)
         self._slots: dict[Buffer, str] = {}
         self._held: Counter[tuple[str, Place, int | None]] = Counter()
+        self._late = {
+            r.buffer for i in program.body for r in i.reads if r.buffer.step < 0
+        }
 
     def run(self, position: int, instr: Instruction) -> None:
         """One instruction: reads, deaths, writes."""
@@ -111,6 +118,10 @@ class _Play:
             outlives = _has_versions(buffer)
             if buffer.place == HOST and buffer != names.WEIGHT and not outlives:
                 continue  # a result of the step
+            before = buffer._replace(step=buffer.step - 1)
+            if before in self._late:
+                self._live[before] = position
+                continue
             if buffer.step == 0 and (
                 not outlives or names.is_slice(buffer) or names.is_freed(buffer)
             ):
@@ -158,7 +169,7 @@ class _Play:
                 "copy that has died may come back by Prefetch or WriteBack.",
                 buffer,
             )
-        if buffer.step and _has_versions(buffer):
+        if _has_versions(buffer):
             before = buffer._replace(step=buffer.step - 1)
             if before in self._live:
                 self._faults.at(

@@ -116,7 +116,8 @@ def _check_updates(program: Program, facts: Facts, faults: Faults) -> None:
                 f"Group {instr.group} is updated twice at {instr.home} in one step.",
             )
         chunks.append(instr.chunk)
-        reads = {read.buffer for read in instr.reads}
+        # A late one reads what the step before left.
+        reads = {read.buffer._replace(step=0) for read in instr.reads}
         due = names.grad(instr.home, instr.group)
         made_slice = names.param_slice(instr.home, instr.group)
         if instr.site is not group.site:
