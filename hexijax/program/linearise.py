@@ -136,7 +136,7 @@ def linearise(
                 loads_of.setdefault(i, []).append(loaded[buffer])
     for before, after in (
         *_in_turn(jobs[:first_late]),
-        *_late_in_turn(jobs, first_late),
+        *_late_in_turn(jobs[:first_travel], first_late),
     ):
         followers[before].append(after)
     for before, after in _chunks_in_turn(jobs[:first_travel], first_late):
