@@ -1,7 +1,8 @@
 """Four equal cards made unlike: our plan beside its bound, its variants and FSDP2.
 
 Run:     python -m experiments.bench_emulated --out FOLDER
-         (--small, to see that it works, takes forced CPU devices, none of them slowed)
+         (--setting small, to see that it works, takes forced CPU devices, none slowed;
+         --setting pair the first two cards alone)
 Needs:   4 Hopper cards of one host with NVIDIA MPS, CuPy; PyTorch for the peer; 10 min
 Expect:  docs/performance.md
 
@@ -155,7 +156,7 @@ def main() -> None:
     )
     add_arguments(parser, "bench_emulated")
     args = parser.parse_args()
-    command = f"bench_emulated --parts {' '.join(args.parts)}"
+    command = f"bench_emulated --setting {args.setting} --parts {' '.join(args.parts)}"
     run_bench(args, command, lambda bench: bench_all(bench, args.parts, args.peer))
 
 

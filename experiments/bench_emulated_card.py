@@ -1,7 +1,7 @@
 """One card as three kinds in turn: rates, layer times, predictions, flat memory.
 
 Run:     python -m experiments.bench_emulated_card --out FOLDER
-         (--small, to see that it works, takes forced CPU devices, none of them slowed)
+         (--setting small, to see that it works, takes forced CPU devices, none slowed)
 Needs:   one Hopper card with NVIDIA MPS, CuPy; five minutes
 Expect:  docs/performance.md
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench_llama import batches, measure
-from experiments.emulated.cards import Setting, setting
+from experiments.emulated.cards import SETTINGS, Setting
 from experiments.emulated.plans import A_SEGMENT, on_one
 from experiments.emulated.running import make_engine, stepper
 from hexijax.costs.compute import fused_attention
@@ -93,10 +93,10 @@ def main() -> None:
     parser.add_argument("card", type=int)
     parser.add_argument("chain", type=Path)
     parser.add_argument("result", type=Path)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--setting", choices=SETTINGS, default="four")
     args = parser.parse_args()
     alone(
-        setting(args.small),
+        SETTINGS[args.setting],
         args.card,
         Chain.from_json(json.loads(args.chain.read_text())),
         lambda found: args.result.write_text(json.dumps(found, indent=1)) and None,

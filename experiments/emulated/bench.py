@@ -22,7 +22,7 @@ from typing import Any
 import jax
 
 from experiments.emulated import plans, predicting
-from experiments.emulated.cards import Setting, setting
+from experiments.emulated.cards import SETTINGS, Setting
 from experiments.emulated.summary import summary
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
@@ -49,8 +49,9 @@ class Bench:
     """What is known so far, and how children are run."""
 
     def __init__(self, args: argparse.Namespace, work: Path, command: str):
-        self.setting: Setting = setting(args.small)
-        self.small: bool = args.small
+        self.setting: Setting = SETTINGS[args.setting]
+        self.small: bool = args.setting == "small"
+        self._named = ["--setting", args.setting]
         self.out: Path = args.out
         self.work = work
         self.until = time.monotonic() + args.seconds
@@ -124,8 +125,7 @@ class Bench:
 
     def python(self, module: str, *arguments: object) -> list[str]:
         """The command of one of our modules."""
-        small = ["--small"] if self.small else []
-        return [sys.executable, "-m", module, *map(str, arguments), *small]
+        return [sys.executable, "-m", module, *map(str, arguments), *self._named]
 
 
 class Child:
@@ -335,7 +335,7 @@ def given_peers(bench: Bench, others: Sequence[str]) -> dict[str, list[str]]:
 def fsdp(bench: Bench) -> dict[str, list[str]]:
     """PyTorch's FSDP2, equal batches on all cards."""
     a_card = bench.setting.batch_size // len(bench.setting.cards)
-    script = str(Path(__file__).parent / "peers" / "torch_fsdp.py")
+    script = str(Path(__file__).parents[1] / "peers" / "torch_fsdp.py")
     found: dict[str, list[str]] = {}
     for name, (remat, size) in PEERS.items():
         counts = ("--microbatch", size, "--microbatches", a_card // size)
@@ -346,7 +346,7 @@ def fsdp(bench: Bench) -> dict[str, list[str]]:
 def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     """What every one of these commands takes."""
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--setting", choices=SETTINGS, default="four")
     parser.add_argument("--out", type=Path, default=Path("runs") / out)
 
 

@@ -157,6 +157,10 @@ LARGE = Setting(
     layered=(8, 4, 2, 8),
 )
 
+PAIR = dataclasses.replace(
+    LARGE, cards=LARGE.cards[:2], batch_size=128, even=(8, 4), layered=(8, 4)
+)
+
 SMALL = Setting(
     size=dataclasses.replace(SMALL_MODEL, kind="whole", steps=2),
     cards=(
@@ -178,6 +182,5 @@ host_link_gb_per_s = 10""",
 )
 
 
-def setting(small: bool) -> Setting:
-    """By the command's switch."""
-    return SMALL if small else LARGE
+SETTINGS = {"four": LARGE, "pair": PAIR, "small": SMALL}
+"""By name; ``small`` is forced CPU devices."""

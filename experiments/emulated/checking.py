@@ -60,9 +60,9 @@ def check(rows: int, message_bytes: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("result", type=Path)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--setting", default="four")
     args = parser.parse_args()
-    found = check(256, 2**20) if args.small else check(8192, 2**28)
+    found = check(256, 2**20) if args.setting == "small" else check(8192, 2**28)
     args.result.write_text(json.dumps(found, indent=1))
 
 

@@ -19,8 +19,8 @@ A_SEGMENT = 4
 def ours(
     setting: Setting, chain: Chain, cluster: Cluster, *, even_state: bool = False
 ) -> Plan:
-    """What the planner finds, of programs that hold a whole stage and of policies that
-    were no slower when cards were alone: there a forward that keeps all is."""
+    """What the planner finds, of programs that hold a whole stage, their layers
+    recomputed in part or in full as they were when cards were alone."""
     sizes = [size for card in setting.cards for size in card.sizes]
     options = PlanOptions(
         grouping=Grouping.MESH,

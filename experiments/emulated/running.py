@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from experiments.bench_llama import batches, make_experiment, measure
-from experiments.emulated.cards import Setting, setting
+from experiments.emulated.cards import SETTINGS, Setting
 from experiments.emulated.overlap import overlaps
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
@@ -115,10 +115,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--brief", action="store_true", help="no more than the steps")
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--setting", choices=SETTINGS, default="four")
     args = parser.parse_args()
     run(
-        setting(args.small),
+        SETTINGS[args.setting],
         text.read(args.plan),
         Chain.from_json(json.loads(args.chain.read_text())),
         Cluster.from_json(json.loads(args.cluster.read_text())),

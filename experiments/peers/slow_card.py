@@ -4,8 +4,8 @@
 
 Under NVIDIA MPS one block a held multiprocessor spins there with all of its shared
 memory, so that nothing else fits beside it; without MPS the card would take turns.
-Blocks come in clusters of eight, side by side: multiprocessors held one by one all over
-the card could leave kernels that run in clusters nowhere to run at all.
+Above half of a card, blocks come in clusters of eight, side by side: multiprocessors
+held one by one all over the card leave kernels that run in clusters nowhere to run.
 Memory is allocated until only ``--keep-gib`` is free. No setting of the card changes.
 Says "holding" once it does; ends on SIGTERM, with the process that started it, or after
 its seconds. Needs CuPy; no hexijax and no JAX.
@@ -25,6 +25,9 @@ CLOCK_HZ = 2.0e9
 
 CLUSTER = 8
 """The largest that every Hopper card takes."""
+
+SCATTERED = 66
+"""So many held one by one leave such kernels room (seen on an H200; 99 did not)."""
 
 SPIN = r"""
 extern "C" __global__ void CLUSTERED spin(const volatile int* stop, long long cycles) {
@@ -63,7 +66,7 @@ def main() -> None:
     value = ctypes.cast(flag, ctypes.POINTER(ctypes.c_int))
     value[0] = 0
     given = (cupy.uint64(flag), cupy.int64(args.seconds * CLOCK_HZ))
-    clustered = args.hold // CLUSTER * CLUSTER
+    clustered = args.hold // CLUSTER * CLUSTER if args.hold > SCATTERED else 0
     parts = {f"__cluster_dims__({CLUSTER}, 1, 1)": clustered, "": args.hold - clustered}
     launches = [
         (cupy.RawKernel(SPIN.replace("CLUSTERED", how), "spin"), blocks)
