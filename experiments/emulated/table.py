@@ -3,19 +3,21 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from experiments.emulated.cards import LARGE
 from experiments.emulated.summary import GIB, bound_tokens_per_s
 
 OURS, EVEN = "ours", "even batch"
+SPEEDS = {card.kind: card.speed for card in LARGE.cards}
 FEW, MANY = "4 microbatches", "32 microbatches"
 
 ABOUT = """\
 Equal cards, made unlike for the time of the run: under NVIDIA MPS a program held
-multiprocessors of two cards, and another allocated memory of all until the cap was left
-(`experiments/peers/slow_card.py`). Memory bandwidth and links stay the cards' own, so
-what a card reaches on the model is more than its share of products. *Alone* is our
+multiprocessors of some cards, and another allocated memory of all until the cap was
+left (`experiments/peers/slow_card.py`). Memory bandwidth and links stay the cards' own,
+so what a card reaches on the model is more than its share of products. *Alone* is our
 runtime on one card, all memory free, the other cards busy with the same; the bound is
-the sum of the best rates. One step is 256 sequences. The plan was made, and every step
-predicted, from layers, updates and links that were timed in the same run."""
+the sum of the best rates. The plan was made, and every step predicted, from layers,
+updates and links that were timed in the same run."""
 
 ABOUT_KINDS = """\
 One card, whole and then with multiprocessors held by another program under NVIDIA MPS
@@ -58,11 +60,13 @@ class Figure(NamedTuple):
 def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
     """Those that a run has."""
     made, bound = ran(found), bound_tokens_per_s(found)
+    kinds = [card["kind"] for card in found.get("cards", ())]
+    cards = " : ".join(f"{SPEEDS[kind]:g}" for kind in kinds)
     if OURS in made and bound:
         rate = made[OURS]["tokens_per_s"]
-        yield Figure("1 : 0.54 : 0.28 : 1: part of the bound", rate / bound, 0.95)
+        yield Figure(f"{cards}: part of the bound", rate / bound, 0.95)
         ratio = made[OURS]["predicted_s"] / made[OURS]["step_s"]
-        name = "1 : 0.54 : 0.28 : 1: predicted step off by"
+        name = f"{cards}: predicted step off by"
         yield Figure(name, abs(ratio - 1), 0.05, at_most=True)
     peers = [row["tokens_per_s"] for row in found.get("peers", {}).values()]
     if EVEN in made and peers:
