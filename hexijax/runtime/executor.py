@@ -591,9 +591,11 @@ class Executor:
         def on_host(slots: Slots) -> None:
             judged = slots[verdict[0]] if verdict else None
             work = functools.partial(
-                group.update_on_host, home, slots[state], slots[grad], judged
+                group.update_on_host,
+                *(home, slots[state], slots[grad], judged),
+                travels=travels,
             )
-            slots[new_state], made = later(lambda: work(travels=travels), 2)
+            slots[new_state], made = later(work, 2)
             for slot in new_slice:
                 slots[slot] = made
 
