@@ -370,13 +370,10 @@ class Finisher:
                 least -= 1
                 self._check_time()
                 tried.add(plan)
-                if (
-                    plan.schedule is not Schedule.LAYERED
-                    or best.schedule is plan.schedule
-                ):
-                    budget -= num_instructions(
-                        plan
-                    )  # else the other walks were shorter
+                turns = plan.schedule is not best.schedule
+                # What turns layered is free: it would shorten the other walks.
+                if not (turns and plan.schedule is Schedule.LAYERED):
+                    budget -= num_instructions(plan)
                 found = self._add(plan)
                 if found is not None and found < least_cost * (1 - 1e-9):
                     best, least_cost, at, improved = plan, found, i, True

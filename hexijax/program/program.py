@@ -345,13 +345,9 @@ class Program:
     pools: tuple[tuple[str, int], ...] = ()
     """Slots of each pool that Prefetch fills: name and number."""
 
-    def is_late(self, instr: Instruction) -> bool:
-        """Whether an instruction of the body does what the drain does otherwise."""
-        return any(b in self.late for b in instr.writes)
-
     @property
     def late(self) -> frozenset[Buffer]:
-        """What the drain writes."""
+        """What the drain writes, and instructions of a body do otherwise."""
         return frozenset(b for i in self.drain for b in i.writes)
 
     def __iter__(self) -> Iterator[Instruction]:

@@ -100,7 +100,9 @@ class Executor:
         self._late = [(self._at(b._replace(step=0)), self._slot[b]) for b in late]
         self._due = False
         """Whether the last body left updates to the next."""
-        self._starts = [not program.is_late(i) for i in program.body]
+        of_drain = program.late
+        self._starts = [of_drain.isdisjoint(i.writes) for i in program.body]
+        """Of a body's actions, those of one that nothing is left to."""
 
     def run_prologue(self) -> None:
         """Parameters from state; call once state is in its slots.
@@ -117,7 +119,7 @@ class Executor:
 
     def run_body(self) -> dict[Buffer, Any]:
         """One step; returns the scalars it left behind, but for what the next reads."""
-        if self._due:
+        if self._due or not self.drain:
             self._run(self.body)
         else:
             self._run(list(itertools.compress(self.body, self._starts)))

@@ -150,18 +150,20 @@ def _by_passes(
         stage_place(r, 0): replica.microbatches / n
         for r, (replica, n) in enumerate(zip(plan.replicas, counts, strict=True))
     }
-    program = lower(
-        short,
-        chain,
-        rules=rules,
-        costs=costs,
-        whole_leaves=whole_leaves,
-        marked=False,
-        checked=False,
-        groups=groups,
-    )
-    steps = Steps(tasks(program, costs, cluster))
-    costs.repeats = {}
+    try:
+        program = lower(
+            short,
+            chain,
+            rules=rules,
+            costs=costs,
+            whole_leaves=whole_leaves,
+            marked=False,
+            checked=False,
+            groups=groups,
+        )
+        steps = Steps(tasks(program, costs, cluster))
+    finally:
+        costs.repeats = {}
     step_s = steps.until_they_repeat()
     made = account(steps, step_s, devices(program, plan, costs), events=False)
     return None if max(made.host_s.values()) > HOST_ROOM * step_s else made
