@@ -8,10 +8,11 @@ hides the gather that a step begins with.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 from hexijax.layers.chain import Remat
-from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
+from hexijax.plan.plan import Memory, Params, Plan, Schedule, Stage
 from hexijax.planner.options import PlanOptions
 
 
@@ -19,17 +20,12 @@ def keeping(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     """The plan under the other schedule, or with more kept where it is."""
     yield from _schedules(plan, options)
     for changed in (_less_freed, _less_waiting):
-        made: list[tuple[Replica, ...]] = []
+        made: list[Plan] = []
         for part in (1.0, 0.5, 0.0):
-            replicas = tuple(
-                dataclasses.replace(
-                    replica, stages=tuple(changed(s, part) for s in replica.stages)
-                )
-                for replica in plan.replicas
-            )
-            if replicas != plan.replicas and replicas not in made:
-                made.append(replicas)
-                yield dataclasses.replace(plan, replicas=replicas, prediction=None)
+            other = _each(plan, functools.partial(changed, part=part))
+            if other.replicas != plan.replicas and other not in made:
+                made.append(other)
+                yield other
 
 
 def _less_freed(stage: Stage, part: float) -> Stage:
@@ -70,46 +66,33 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
 
 
 def _plain(plan: Plan) -> Plan:
-    replicas = tuple(
-        dataclasses.replace(
-            replica,
-            stages=tuple(
-                dataclasses.replace(stage, params=(), waits=())
-                for stage in replica.stages
-            ),
-        )
-        for replica in plan.replicas
-    )
-    return dataclasses.replace(
-        plan, replicas=replicas, schedule=Schedule.ONE_F_ONE_B, prediction=None
-    )
+    made = _each(plan, lambda stage: dataclasses.replace(stage, params=(), waits=()))
+    return dataclasses.replace(made, schedule=Schedule.ONE_F_ONE_B)
 
 
 def _freed(plan: Plan) -> Plan:
     """With nothing to gather when a step ends, and more when it begins."""
-    replicas = tuple(
-        dataclasses.replace(
-            replica,
-            stages=tuple(
-                dataclasses.replace(stage, params=(Params.FREED,) * len(stage.segments))
-                for stage in replica.stages
-            ),
-        )
-        for replica in plan.replicas
-    )
-    return dataclasses.replace(plan, replicas=replicas, prediction=None)
+
+    def freed(stage: Stage) -> Stage:
+        every = (Params.FREED,) * len(stage.segments)
+        return dataclasses.replace(stage, params=every)
+
+    return _each(plan, freed)
 
 
 def _recomputed(plan: Plan) -> Plan:
     """With nothing kept of any microbatch but its borders."""
+
+    def recomputed(stage: Stage) -> Stage:
+        return dataclasses.replace(stage, remat=(Remat.FULL,) * stage.num_layers)
+
+    return _each(plan, recomputed)
+
+
+def _each(plan: Plan, changed: Callable[[Stage], Stage]) -> Plan:
+    """The plan with every stage changed; nothing is predicted of it."""
     replicas = tuple(
-        dataclasses.replace(
-            replica,
-            stages=tuple(
-                dataclasses.replace(stage, remat=(Remat.FULL,) * stage.num_layers)
-                for stage in replica.stages
-            ),
-        )
+        dataclasses.replace(replica, stages=tuple(map(changed, replica.stages)))
         for replica in plan.replicas
     )
-    return dataclasses.replace(plan, replicas=replicas)
+    return dataclasses.replace(plan, replicas=replicas, prediction=None)

@@ -35,7 +35,7 @@ RUNS = Allowed()
 """What Programs do of it so far."""
 
 ORDER = UpdateOrder.FIFO
-"""The order that Programs have so far."""
+"""Programs have priority as well; this search does not look at it yet."""
 
 RULES = Rules(rule=Rule.FIFO, barrier=True)
 """What that order comes to: updates stand before the next step's first forward."""
