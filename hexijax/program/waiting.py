@@ -11,6 +11,9 @@ forward keeps for its backward goes the same way.
 
 What does not change is written once: an activation's copy serves its forward and its
 backward.
+
+Where the host's link is slower than compute, what leaves would pile up: so a forward
+whose residuals travel waits until those of all but the last one before it have left.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,6 +41,9 @@ Pools = tuple[tuple[str, int], ...]
 
 NEAR = 2
 """Turns to a next use that is too near to travel there and back."""
+
+LEAVING = 1
+"""Copies of residuals under way to the host, of one place, when more are made."""
 
 
 def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
@@ -128,6 +134,24 @@ def _waits(buffer: Buffer, stage: Stage) -> bool:
         stage.waits_on_host(g) and stage.segment_layers(g)[0] == layer
         for g in range(len(stage.segments))
     )
+
+
+def held_back(order: Sequence[Instruction]) -> Mapping[int, Buffer]:
+    """By the position of a forward, the copy in host memory that is to be whole before
+    it begins: its own residuals take the memory of what was copied."""
+    leave = [i for i in order if isinstance(i, WriteBack) and i.buffer.kind is Kind.RES]
+    travels = {(i.buffer.place, i.buffer.subject) for i in leave}
+    left: dict[Place, list[Buffer]] = {}
+    found: dict[int, Buffer] = {}
+    for position, instr in enumerate(order if travels else ()):
+        if isinstance(instr, WriteBack) and instr.buffer.kind is Kind.RES:
+            left.setdefault(instr.buffer.place, []).append(instr.writes[0])
+        elif isinstance(instr, Forward):
+            before = left.get(instr.place, ())
+            makes = any((b.place, b.subject) in travels for b in instr.writes)
+            if makes and len(before) > LEAVING:
+                found[position] = before[-1 - LEAVING]
+    return found
 
 
 def pools(order: Sequence[Instruction]) -> Pools:

@@ -42,6 +42,7 @@ from hexijax.program.program import (
     Update,
     WriteBack,
 )
+from hexijax.program.waiting import held_back
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.later import later, value
@@ -170,9 +171,9 @@ class Executor:
 
     def _body(self, program: Program) -> list[Action]:
         """Actions of the body; a fused backward is done by its forward."""
-        pairs = fused_pairs(program)
+        pairs, held = fused_pairs(program), held_back(program.body)
         actions = []
-        for i in program.body:
+        for at, i in enumerate(program.body):
             pair = None
             if isinstance(i, Forward | Backward):
                 pair = pairs.get((i.place, i.segment, i.microbatches))
@@ -180,9 +181,22 @@ class Executor:
                 actions.append(self._then_forget(self._fused(i, pair), i))
             elif pair is i:
                 actions.append(self._then_forget(_nothing, i))
+            elif at in held:
+                actions.append(self._held_back(self._action(i), held[at]))
             else:
                 actions.append(self._action(i))
         return actions
+
+    def _held_back(self, action: Action, copy: Buffer) -> Action:
+        """It is dispatched once a copy has left the device: its own results would find
+        the memory taken."""
+        slot = self._at(copy)
+
+        def when_left(slots: Slots) -> None:
+            jax.block_until_ready(slots[slot])
+            action(slots)
+
+        return when_left
 
     def _run(self, actions: Sequence[Action]) -> None:
         slots = self.slots

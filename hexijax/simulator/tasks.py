@@ -35,6 +35,7 @@ from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import PIECES, Buffer, Instruction, Kind, Program
+from hexijax.program.waiting import held_back
 from hexijax.simulator.passes import Passes
 
 
@@ -145,6 +146,9 @@ class _Writer:
         self._has: set[Buffer] = set()
         self._back: set[Buffer] = set()
         """Residuals that have been on the host."""
+        held = held_back(program.body)
+        self._held = {id(program.body[at]): copy for at, copy in held.items()}
+        """Copies to the host that forwards wait for."""
         self._last_back: dict[str, int] = {}
         """By replica, its backward dispatched last."""
         self._held_back: list[tuple[int, Place]] = []
@@ -230,6 +234,8 @@ class _Writer:
 
     def _forward(self, i: ops.Forward) -> None:
         after = self._inputs(i)
+        if id(i) in self._held:  # until what takes the same memory has left
+            after.append(self._made[self._held[id(i)]])
         pair = self._pairs.get((i.place, i.segment, i.microbatches))
         if pair is not None:  # one program does both, and needs what both read
             after += [*self._inputs(pair), *self._room(pair)]

@@ -1,5 +1,6 @@
 """Borders that wait in host memory: away when not needed, back one turn ahead."""
 
+import dataclasses
 import math
 
 import pytest
@@ -20,7 +21,7 @@ from hexijax.program.program import (
     Recv,
     WriteBack,
 )
-from hexijax.program.waiting import NEAR
+from hexijax.program.waiting import LEAVING, NEAR, held_back
 from hexijax.simulator import predict
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.program.random_plans import random_plan
@@ -102,6 +103,24 @@ def test_what_comes_back_is_used_by_the_next_instruction_but_one(seed: int):
             for buffer in back:
                 if devices[buffer.place] == devices[instr.place]:
                     back[buffer] += 1
+
+
+def test_a_forward_waits_until_all_but_one_s_residuals_have_left():
+    stages = make_stages([1, 1, 1, 1])
+    away = tuple(dataclasses.replace(s, residuals=(Memory.HOST,)) for s in stages)
+    order = lower(make_plan((away, 8)), CHAIN, rules=RULES).body
+    held = held_back(order)
+    assert held
+    for position, copy in held.items():
+        forward = order[position]
+        assert isinstance(forward, Forward)
+        left = [
+            i.writes[0]
+            for i in order[:position]
+            if isinstance(i, WriteBack) and i.buffer.place == forward.place
+        ]
+        assert left[-1 - LEAVING] == copy
+    assert not held_back(lower(make_plan((stages, 8)), CHAIN, rules=RULES).body)
 
 
 def test_a_border_used_again_soon_stays():

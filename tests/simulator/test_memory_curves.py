@@ -55,6 +55,8 @@ def unlike(chain: Chain, rng: random.Random) -> Chain:
 @example(20)  # cotangents of a GPipe come back while its forwards run
 @example(132)
 @example(169)  # the last of four stages has four batches
+@example(229)  # residuals go to the host more slowly than they are made
+@example(654)
 @example(172)  # cotangents come back to an eager stage before it needs them
 @example(243)  # an eager stage is ahead of the next by more than that one holds
 def test_no_device_holds_more_than_promised(seed: int):
