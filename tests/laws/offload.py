@@ -5,7 +5,7 @@ import functools
 import random
 from typing import Any
 
-from hexijax.plan.plan import Memory, Params, Stage, UpdateOrder
+from hexijax.plan.plan import Memory, Params, Schedule, Stage, UpdateOrder
 from hexijax.program.program import Buffer
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.executor import Action, Executor, Slots
@@ -17,7 +17,12 @@ from tests.laws.shares import draw_shared
 @functools.cache
 def draw_offloaded(seed: int) -> Case:
     """A plan of ``draw_shared`` with more in host memory; the same for equal seeds."""
-    case, rng = draw_shared(seed), random.Random(f"offload {seed}")
+    return offloaded(draw_shared(seed))
+
+
+def offloaded(case: Case) -> Case:
+    """The case with more in host memory, drawn by its seed."""
+    rng = random.Random(f"offload {case.seed}")
     replicas = tuple(
         dataclasses.replace(r, stages=tuple(_offloaded(rng, s) for s in r.stages))
         for r in case.plan.replicas
@@ -43,6 +48,31 @@ def _offloaded(rng: random.Random, stage: Stage) -> Stage:
         params=mixed if rng.random() < 0.5 else (Params.STREAMED,) * number,
         residuals=tuple(rng.choice(list(Memory)) for _ in range(number)),
     )
+
+
+def traits(case: Case) -> set[str]:
+    """What a case is an example of."""
+    plan, shape = case.plan, case.shape
+    stages = [stage for _, stage in plan.stages()]
+    homes = [p for p, share in plan.state[0].shares.items() if share]
+    lanes = {place: stage.lanes for place, stage in plan.stages()}
+    state = {(share.memory, share.update) for share in plan.state}
+    has = {
+        "streamed": any(Params.STREAMED in s.params for s in stages),
+        "residuals": any(Memory.HOST in s.residuals for s in stages),
+        "state, updated by the device": (Memory.HOST, Memory.DEVICE) in state,
+        "state, updated by the host": (Memory.HOST, Memory.HOST) in state,
+        "priority": plan.order is UpdateOrder.PRIORITY,
+        "stages": any(len(r.stages) > 1 for r in plan.replicas),
+        "tensor": any(s.tensor > 1 for s in stages),
+        "lanes that share state": any(lanes.get(home, 1) > 1 for home in homes),
+        "clipped": case.clipped,
+        "layered": plan.schedule is Schedule.LAYERED,
+        "frozen": shape.trained != ("*",),
+        "lora": shape.lora,
+        "tied": shape.tied,
+    }
+    return {name for name, true in has.items() if true}
 
 
 def watch(executor: Executor) -> None:

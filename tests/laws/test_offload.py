@@ -1,6 +1,7 @@
 """What rests or waits in host memory changes no number, and does lie there."""
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import jax
@@ -8,23 +9,32 @@ import numpy as np
 import pytest
 
 from hexijax.layers.names import flatten
-from hexijax.plan.plan import Params, UpdateOrder
+from hexijax.plan.plan import UpdateOrder
 from hexijax.runtime.engine import Engine
 from tests.laws.cases import BATCH_SIZE, Case, check, run
 from tests.laws.law_models import tokens
-from tests.laws.offload import draw_offloaded, rests_on_host, watch
+from tests.laws.offload import (
+    draw_offloaded,
+    offloaded,
+    rests_on_host,
+    traits,
+    watch,
+)
+from tests.laws.test_frozen import frozen_case
 
 FEW = [88, 96]
 """Cheap, and between them everything that is drawn."""
 
 MANY = range(100)
 
+FROZEN = range(30)
+
 
 @pytest.mark.parametrize(
     "seed", [FEW[0], *(pytest.param(x, marks=pytest.mark.laws) for x in FEW[1:])]
 )
 def test_offload_gives_the_plain_program_s_numbers(seed: int, monkeypatch: Any):
-    one_step(seed, monkeypatch)
+    one_step(draw_offloaded(seed), monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +68,25 @@ def five_steps(case: Case, monkeypatch: Any) -> dict[str, np.ndarray]:
 @pytest.mark.laws
 @pytest.mark.parametrize("seed", MANY)
 def test_any_plan_that_offloads_does(seed: int, monkeypatch: Any):
-    one_step(seed, monkeypatch)
+    one_step(draw_offloaded(seed), monkeypatch)
 
 
-def one_step(seed: int, monkeypatch: Any) -> None:
+@pytest.mark.laws
+@pytest.mark.parametrize("seed", FROZEN)
+def test_so_does_any_of_a_model_that_trains_in_part(seed: int, monkeypatch: Any):
+    one_step(offloaded(frozen_case(seed)), monkeypatch)
+
+
+@pytest.mark.laws
+def test_the_many_are_examples_of_everything():
+    cases = [*map(draw_offloaded, MANY), *(offloaded(frozen_case(s)) for s in FROZEN)]
+    found = Counter(trait for case in cases for trait in traits(case))
+    assert len(found) == 13
+    assert min(found.values()) >= 4, found
+
+
+def one_step(case: Case, monkeypatch: Any) -> None:
     """Law 1, with everything where the Program says after each instruction."""
-    case = draw_offloaded(seed)
     monkeypatch.setattr("hexijax.program.buckets.CHUNK_SIZE", 1500)
     init = Engine.init
     monkeypatch.setattr(
@@ -72,9 +95,7 @@ def one_step(seed: int, monkeypatch: Any) -> None:
     outcome = run(case, monkeypatch)
     check(case, outcome)
     resting = rests_on_host(outcome.engine)
-    assert resting or not any(
-        Params.STREAMED in s.params for _, s in case.plan.stages()
-    )
+    assert resting or "streamed" not in traits(case)
     for value in resting.values():
         for x in jax.tree.leaves(value):
             assert x.sharding.memory_kind == "pinned_host"
