@@ -15,6 +15,7 @@ from hexijax.plan import Plan, PlanError
 from hexijax.planner import Objective
 from hexijax.planner.baselines import all_baselines
 from hexijax.planner.baselines.baseline import Baseline
+from hexijax.planner.baselines.offload import offload_baselines, rests_on_host
 from hexijax.report.comparison import Comparison, shown
 from hexijax.report.folder import write_atomically, write_json
 from hexijax.report.judged import judge
@@ -58,18 +59,23 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def run_all(study: Study, screen: Searching, *, seconds: float | None) -> Comparison:
-    """Our plan, the one given, and every baseline's; Ctrl-C ends with what there is."""
+    """Our plan, the one given, and every baseline's; Ctrl-C ends with what there is.
+
+    Systems that offload have rows where a plan of ours does.
+    """
     problem = study.problem
     with screen.on(f"searching: {OURS}") as progress:
         first = search(problem, OURS, seconds=seconds, progress=progress)
     rows = [first.best]
     if study.plan and study.plan.replicas != first.best.plan.replicas:
         rows.append(judge(GIVEN, study.plan, problem))
-    names = [*all_baselines()]
+    baselines = dict(all_baselines())
+    if any(rests_on_host(judged.plan) for judged in rows):
+        baselines |= offload_baselines()
     misfits: list[str] = []
     done = 0
     try:
-        for name, baseline in [] if first.interrupted else all_baselines().items():
+        for name, baseline in [] if first.interrupted else baselines.items():
             with screen.on(f"searching: {name}"):
                 start = time.perf_counter()
                 plans = _plans(baseline, problem, seconds)
@@ -83,7 +89,7 @@ def run_all(study: Study, screen: Searching, *, seconds: float | None) -> Compar
     except KeyboardInterrupt:
         screen.say("Interrupted: what was found so far counts.")
     return Comparison(
-        rows=tuple(rows), misfits=tuple(misfits), skipped=tuple(names[done:])
+        rows=tuple(rows), misfits=tuple(misfits), skipped=tuple([*baselines][done:])
     )
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Node
 from hexijax.layers.chain import Remat
 from hexijax.layers.known import gpt
 from hexijax.plan import text
@@ -21,27 +20,11 @@ from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
 from hexijax.planner.offload.emit import placed_plan
 from hexijax.planner.offload.place import Placer
 from hexijax.simulator.predict import predict
+from tests.planner.offload_boxes import MIB, machine
 
 CHAIN = gpt(depth=4, width=512, num_heads=4, length=64, vocab_size=1024)
 WIDE = gpt(depth=5, width=2048, num_heads=16, length=64, vocab_size=1024)
-MIB = 2**20
 OFFLOAD = PlanOptions(offload=True)
-
-
-def machine(*usable_mib: int, host_gib: float = 16) -> Cluster:
-    """One host of H100s with so much of their memory."""
-    groups = tuple(
-        DeviceGroup(kind="h100-80g-sxm", count=1, usable_memory_bytes=each * MIB)
-        for each in usable_mib
-    )
-    node = Node(
-        name="box",
-        devices=groups,
-        host_memory_bytes=int(host_gib * 2**30),
-        host_cores=16,
-        link=LinkProfile(latency_s=1e-5, bytes_per_s=1e11),
-    )
-    return Cluster(name="box", nodes=(node,))
 
 
 def pipeline(*stops: int) -> Plan:
