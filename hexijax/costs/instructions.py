@@ -149,7 +149,10 @@ class PlanCosts:
     @functools.cached_property
     def groups(self) -> Mapping[str, Group]:
         """The plan's buckets by name."""
-        made = self._copies.groups if self._copies else buckets(self._plan, self._chain)
+        if self._copies:
+            made = self._copies.groups
+        else:
+            made = buckets(self._plan, self._chain, whole_leaves=self._whole_leaves)
         return {group.name: group for group in made}
 
     @property

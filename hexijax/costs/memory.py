@@ -30,10 +30,15 @@ from hexijax.costs.activations import (
 from hexijax.costs.compute import fused_attention
 from hexijax.costs.layered import LayeredGrads
 from hexijax.costs.temp import Temps
-from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf, LeafPart
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, UpdateOrder
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import buckets, streams_state, update_site
+from hexijax.program.buckets import (
+    buckets,
+    segment_buckets,
+    streams_state,
+    update_site,
+)
 from hexijax.program.linearise import CHUNKS
 from hexijax.program.program import Site
 
@@ -313,14 +318,16 @@ def _state(
 ) -> Mapping[Place, MemoryParts]:
     """For each place, what every device of it holds of state and of sums."""
     stages = dict(plan.stages())
+    groups = buckets(plan, chain, whole_leaves=whole_leaves)
     held: dict[Place, int] = {}
     passing: dict[Place, int] = {}
     in_flight: dict[Place, int] = {}
     resting: dict[Place, int] = {}
-    chunks: dict[Place, int] = {}
+    chunks: dict[Place, list[int]] = {}
+    together = _assembled(plan, groups)
     late = plan.order is UpdateOrder.PRIORITY  # sums wait for the next step
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
-    for group in buckets(plan, chain):
+    for group in groups:
         if not group.trainable:  # parameters, which lie where they are computed with
             continue
         boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
@@ -358,7 +365,7 @@ def _state(
                 if update_site(plan, group) is Site.HOST:
                     rests += size * (GRAD_BYTES + item)
                 else:
-                    chunks[place] = max(chunks.get(place, 0), state)
+                    chunks.setdefault(place, []).append(state)
                 resting[place] = resting.get(place, 0) + rests
                 state = 0
             held[place] = held.get(place, 0) + state
@@ -372,7 +379,8 @@ def _state(
             state_bytes=held[place],
             sync_bytes=passing.get(place, 0)
             + in_flight[place]
-            + CHUNKS_ON_DEVICE * chunks.get(place, 0),
+            + together.get(place, 0)
+            + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:]),
             host_bytes=resting.get(place, 0),
         )
         for place in held
@@ -382,6 +390,28 @@ def _state(
             grads_bytes=GRAD_BYTES * stays, leaving_bytes=GRAD_BYTES * leaving
         )
     return found
+
+
+def _assembled(plan: Plan, groups: Sequence[Group]) -> dict[Place, int]:
+    """By stage, the most that a segment puts together of parts of leaves."""
+    cut = [
+        dataclasses.replace(group, leaves=parts)
+        for group in groups
+        if (parts := tuple(x for x in group.leaves if isinstance(x, LeafPart)))
+    ]
+    if not cut:
+        return {}
+    return {
+        place: ITEM_BYTES[stage.dtype]
+        * max(
+            sum(
+                shard_size(group, stage.tensor)
+                for group in segment_buckets(tuple(cut), stage.segment_layers(g))
+            )
+            for g in range(len(stage.segments))
+        )
+        for place, stage in plan.stages()
+    }
 
 
 def alike(leaves: Sequence[Leaf], whole_leaves: bool) -> list[tuple[Leaf, int]]:

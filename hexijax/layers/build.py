@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hexijax.layers import jaxprs, pieces
-from hexijax.layers.chain import Group, Remat
+from hexijax.layers.chain import Group, Remat, whole_leaf
 from hexijax.layers.code import Code
 from hexijax.layers.handing import hand_over
 from hexijax.layers.layering import Layering
@@ -43,8 +43,9 @@ def make_segment(
         for v, leaf in zip(vs, group.leaves, strict=True)
     }
     leaves = tuple(leaf for group in groups for leaf in group.leaves)
-    assert {leaf.id for leaf in leaves} == variables.keys(), (leaves, variables)
-    leaf_of = {variables[leaf.id]: leaf.id for leaf in leaves}
+    ids = [whole_leaf(leaf).id for leaf in leaves]
+    assert {*ids} == variables.keys(), (leaves, variables)
+    leaf_of = {variables[name]: name for name in ids}
     reads = layering.reads(start, stop)
     h, dtypes = hand_over(pieces.param_prelude(equations, reads), leaf_of)
     k = pieces.batch_prelude(equations, reads)
@@ -60,7 +61,7 @@ def make_segment(
         layers=(start, stop),
         groups=tuple(group.name for group in groups),
         leaves=leaves,
-        param_dtypes=tuple(dtypes[v] for v in leaf_of),
+        param_dtypes=tuple(dtypes[variables[name]] for name in ids),
         batch=tuple(batch),
         consts=tuple(large.values()),
         border_in=tuple(jaxprs.struct(v.aval) for v in act),

@@ -72,6 +72,31 @@ class Leaf:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LeafPart(Leaf):
+    """Some rows of a leaf that is too large to come and go at once: a leaf of its own
+    to all but a segment, which computes with the whole."""
+
+    whole: Leaf
+    """What it is a part of."""
+
+    dim: int
+    """Along which the leaf is cut."""
+
+    start: int
+    """The first of its rows there."""
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Unique name: ``embed/table 0/500`` for the rows from 500 along dim 0."""
+        return f"{self.whole.id} {self.dim}/{self.start}"
+
+
+def whole_leaf(leaf: Leaf) -> Leaf:
+    """What a leaf is a part of, or itself."""
+    return leaf.whole if isinstance(leaf, LeafPart) else leaf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
     """Leaves used by exactly the same layers: the unit of reduce, update and gather."""
 

@@ -32,7 +32,7 @@ import numpy as np
 from jax.extend import core
 
 from hexijax.layers import jaxprs
-from hexijax.layers.chain import Leaf, Remat
+from hexijax.layers.chain import Leaf, LeafPart, Remat, whole_leaf
 from hexijax.layers.code import Code, Trace
 from hexijax.layers.split import Split
 
@@ -69,7 +69,7 @@ class Segment:
     """Names of its parameter groups, in the order it is handed them."""
 
     leaves: tuple[Leaf, ...]
-    """Leaves of those groups: the order of ``params``."""
+    """Leaves of those groups, or their parts: the order of ``params``."""
 
     param_dtypes: tuple[str, ...]
     """Dtype each leaf is handed in: that of its first use."""
@@ -133,6 +133,13 @@ class Segment:
         kept = (trace.given, trace.derived, trace.kept, code.wiring())
         if len(self.trained) < len(self.leaves) or not self.hands_back:
             kept = (*kept, self.trained, self.hands_back)
+        parts = [
+            (i, x.dim, x.start, x.whole.id)
+            for i, x in enumerate(self.leaves)
+            if isinstance(x, LeafPart)
+        ]
+        if parts:
+            kept = (*kept, parts)
         return jaxprs.digest(*texts, repr(wiring), repr(kept))
 
     @property
@@ -245,7 +252,7 @@ class Segment:
         """Of each result of the parameters' prelude, whether a parameter that trains is
         behind it."""
         h, params = self.code.h, self.code.params
-        ids = {self.leaves[i].id for i in self.trained}
+        ids = {whole_leaf(self.leaves[i]).id for i in self.trained}
         jaxpr = h.closed.jaxpr
         behind = {
             v
@@ -289,8 +296,8 @@ class Segment:
 
     def _h(self, params: Sequence[Any], batch: Mapping[str, Any]) -> list[Any]:
         assert len(params) == len(self.leaves)
-        by_name = {leaf.id: p for leaf, p in zip(self.leaves, params, strict=True)}
-        return self.code.h(*self.code.lookup(self.code.h.invars, by_name, batch))
+        whole = _assembled(self.leaves, params)
+        return self.code.h(*self.code.lookup(self.code.h.invars, whole, batch))
 
     def _k(self, batch: Mapping[str, Any]) -> list[Any]:
         return self.code.k(*self.code.lookup(self.code.k.invars, {}, batch))
@@ -402,6 +409,21 @@ class Segment:
             )
         )(leaves, seeds)
         return Trace.of(traced, backward, num_out, num_h=len(h), num_k=len(k))
+
+
+def _assembled(leaves: Sequence[Leaf], params: Sequence[Any]) -> dict[str, Any]:
+    """Parameters by the id of their leaf; those that come in parts, put together."""
+    found: dict[str, Any] = {}
+    parts: dict[str, list[tuple[LeafPart, Any]]] = {}
+    for leaf, param in zip(leaves, params, strict=True):
+        if isinstance(leaf, LeafPart):
+            parts.setdefault(leaf.whole.id, []).append((leaf, param))
+        else:
+            found[leaf.id] = param
+    for name, of_leaf in parts.items():
+        ordered = sorted(of_leaf, key=lambda each: each[0].start)
+        found[name] = jnp.concatenate([x for _, x in ordered], ordered[0][0].dim)
+    return found
 
 
 def _total(value: Any, mask: Any) -> Any:

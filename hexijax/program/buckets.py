@@ -8,15 +8,17 @@ joins groups that the same segments use and the same homes hold, and that train,
 not; these only with others that are cast, or are not, since where the masters lie
 follows. It ends where its copies in flight would cost memory worth having. Where state
 comes from host memory for its update a bucket is a chunk: small enough that one comes
-while another is updated and a third leaves, so large groups are cut between leaves.
+while another is updated and a third leaves, so large groups are cut between leaves, and
+large leaves between rows.
 """
 
 import dataclasses
 import itertools
+import math
 
-from hexijax.layers.chain import Chain, Group, Leaf
+from hexijax.layers.chain import Chain, Group, Leaf, LeafPart
 from hexijax.plan.plan import Memory, Place, Plan
-from hexijax.program.boxes import PART, state_share, used_as_it_is
+from hexijax.program.boxes import PART, state_share, used_as_it_is, users
 from hexijax.program.program import Site
 
 ALONE_SIZE = 2**28
@@ -27,19 +29,24 @@ SHARED_SIZE = 2**26
 
 
 CHUNK_SIZE = 2**25
-"""Most of those whose state rests in host memory; a larger leaf is one chunk."""
+"""Most of those whose state rests in host memory; a leaf of fewer than two chunks is
+one, since a segment puts parts together each time that it runs."""
 
 
-def buckets(plan: Plan, chain: Chain) -> tuple[Group, ...]:
+def buckets(
+    plan: Plan, chain: Chain, *, whole_leaves: bool = False
+) -> tuple[Group, ...]:
     """The chain's groups, joined; named after their first, in the order of the chain.
 
     A larger group stays whole, and ends the bucket before it; but for chunks.
+    ``whole_leaves`` cuts no leaf, for optimizers that look inside one.
     """
     found: list[list[Group]] = []
     sizes: list[int] = []
     open_at: dict[object, int] = {}
     segments_L = layer_segments(plan, len(chain.layers))
-    for group in itertools.chain(*(_parts(plan, whole) for whole in chain.groups)):
+    parts = (_parts(plan, whole, whole_leaves) for whole in chain.groups)
+    for group in itertools.chain(*parts):
         users = user_segments(segments_L, group)
         stages = {place for place, _ in users}
         kind = group.trainable or (False, used_as_it_is(plan, chain, group))
@@ -73,12 +80,17 @@ def update_site(plan: Plan, group: Group) -> Site:
     return Site.HOST if on_host else Site.STREAMED
 
 
-def _parts(plan: Plan, group: Group) -> list[Group]:
-    """The group, or where it is too large for a chunk, runs of its leaves."""
+def _parts(plan: Plan, group: Group, whole_leaves: bool) -> list[Group]:
+    """The group, or where it is too large for a chunk, runs of its leaves and of parts
+    of leaves."""
     if group.size <= CHUNK_SIZE or not streams_state(plan, group):
         return [group]
+    lanes = math.lcm(*(plan.stage(place).lanes for place in users(plan, group)))
+    leaves = group.leaves
+    if not whole_leaves:
+        leaves = tuple(x for leaf in leaves for x in _rows(leaf, lanes))
     runs: list[list[Leaf]] = [[]]
-    for leaf in group.leaves:
+    for leaf in leaves:
         if runs[-1] and sum(x.size for x in runs[-1]) + leaf.size > CHUNK_SIZE:
             runs.append([])
         runs[-1].append(leaf)
@@ -88,6 +100,36 @@ def _parts(plan: Plan, group: Group) -> list[Group]:
         )
         for i, run in enumerate(runs)
     ]
+
+
+def _rows(leaf: Leaf, unit: int) -> list[Leaf]:
+    """The leaf, or where it is too large for a chunk, parts of about equal size, each
+    of some units of rows along the first dim that has enough and is not split."""
+    for dim, rows in enumerate(leaf.shape):
+        most = CHUNK_SIZE * rows // leaf.size // unit * unit
+        if leaf.size < 2 * CHUNK_SIZE or dim == leaf.tensor_dim or not most:
+            continue
+        each = -(-rows // -(-rows // most))
+        each = -(-each // unit) * unit
+        return [
+            LeafPart(
+                name=leaf.name,
+                shape=(
+                    *leaf.shape[:dim],
+                    min(each, rows - start),
+                    *leaf.shape[dim + 1 :],
+                ),
+                dtype=leaf.dtype,
+                row=leaf.row,
+                tensor_dim=leaf.tensor_dim,
+                trainable=leaf.trainable,
+                whole=leaf,
+                dim=dim,
+                start=start,
+            )
+            for start in range(0, rows, each)
+        ]
+    return [leaf]
 
 
 def segment_buckets(

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Plan, UpdateOrder
+from hexijax.program.buckets import buckets
 from hexijax.program.check import check
 from hexijax.program.compute import compute
 from hexijax.program.free import free
@@ -98,6 +99,8 @@ def _lowered(
     whole_leaves: bool,
 ) -> _Lowered:
     check_layers(plan, chain, Faults(Program()))
+    if groups is None:
+        groups = buckets(plan, chain, whole_leaves=whole_leaves)
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
     streams, waits = compute(plan, chain, groups, evaluation=evaluation)
     common = [*moves(plan, streams), agree_on_loss(plan)]

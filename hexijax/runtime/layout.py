@@ -43,7 +43,7 @@ class Layout:
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
         """Parameters that are reduced, updated and gathered together."""
-        return buckets(self.plan, self.chain)
+        return buckets(self.plan, self.chain, whole_leaves=self.whole_leaves)
 
     @functools.cached_property
     def boxes(self) -> Mapping[str, Mapping[Place, Mapping[str, Box]]]:
@@ -57,8 +57,8 @@ class Layout:
 
     @functools.cached_property
     def leaf(self) -> Mapping[str, Leaf]:
-        """Leaves by id."""
-        return {leaf.id: leaf for leaf in self.chain.leaves()}
+        """Leaves, and parts of them, by id."""
+        return {leaf.id: leaf for group in self.groups for leaf in group.leaves}
 
     @memo
     def mesh(self, place: Place) -> Mesh:

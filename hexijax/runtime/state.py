@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hexijax.layers.chain import Leaf
+from hexijax.layers.chain import Leaf, LeafPart, whole_leaf
 from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
@@ -27,7 +27,12 @@ def by_name(params: Any) -> dict[str, Any]:
 
 
 def global_box(leaf: Leaf, box: Box) -> Box:
-    """A box of a leaf as a box of the user's array: a stacked row adds its offset."""
+    """A box of a leaf as a box of the user's array: a stacked row and a part add their
+    offsets."""
+    if isinstance(leaf, LeafPart):
+        (start, stop), at = box[leaf.dim], leaf.dim
+        moved = (start + leaf.start, stop + leaf.start)
+        return global_box(leaf.whole, (*box[:at], moved, *box[at + 1 :]))
     if leaf.row is None:
         return box
     return ((leaf.row, leaf.row + 1), *box[1:])
@@ -100,7 +105,7 @@ def unnamed(groups: Groups, arrays: Mapping[str, Any]) -> dict[tuple[Place, str]
 def master_keys(group: GroupRuntime, home: Place) -> list[str]:
     """Keys of the master parameters of a home, in its order."""
     held = group.held[home]
-    return [f"{leaf.id}|master|{_text(leaf, box)}" for leaf, box in held]
+    return [f"{whole_leaf(leaf).id}|master|{_text(leaf, box)}" for leaf, box in held]
 
 
 def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
@@ -110,7 +115,7 @@ def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
         if moment.owner is not None:
             leaf, box = held[moment.owner]
             kind = moment.path.removesuffix(leaf.name).strip("/")
-            moments.append(f"{leaf.id}|{kind}|{_text(leaf, box)}")
+            moments.append(f"{whole_leaf(leaf).id}|{kind}|{_text(leaf, box)}")
         else:
             turn = f"|{moment.turn}" if moment.turn else ""
             moments.append(f"{group.group.name}|{moment.path}|{home}{turn}")

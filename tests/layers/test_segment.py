@@ -1,5 +1,7 @@
 """What the runtime relies on: padding, lanes, apart lowering, signatures, borders."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from test_cut_law import full_batch, leaf_value, run, traced
 
 from hexijax.layers import names
-from hexijax.layers.chain import Remat
+from hexijax.layers.chain import LeafPart, Remat
 from hexijax.layers.segment import KEYS, MASK
 from hexijax.layers.trace import trace_model
 
@@ -55,6 +57,40 @@ def test_a_padded_sample_that_is_nan_leaves_the_sum_alone():
         "metric:x": 8.0,
         "metric_weight:x": 2.0,
     }
+
+
+def test_a_leaf_may_come_in_parts():
+    def loss(params, batch, keys):
+        return jnp.tanh(batch["x"] @ params["w"]).sum(1), jnp.ones(len(batch["x"]))
+
+    w = jnp.arange(12.0).reshape(4, 3)
+    batch = {"x": jnp.ones((2, 4))}
+    model = trace_model(loss, {"w": w}, batch, microbatch_size=2)
+    (group,) = model.chain.groups
+    (leaf,) = group.leaves
+    cuts = [(0, 3), (3, 4)]
+    parts = tuple(
+        LeafPart(
+            name=leaf.name, shape=(stop - start, 3), whole=leaf, dim=0, start=start
+        )
+        for start, stop in cuts
+    )
+    groups = [dataclasses.replace(group, leaves=(part,)) for part in reversed(parts)]
+    cut = model.segment(0, 1, (Remat.NONE,), groups)
+    given = [w[3:], w[:3]]
+    batch[MASK] = jnp.ones(2)
+    both = [whole(model), cut]
+    for segment, params in zip(both, ([w], given), strict=True):
+        out, kept = segment.forward(params, (), batch)
+        d_w, _ = segment.backward(params, (), batch, kept, jnp.ones(()))
+        assert float(out["sum"]) == float(whole(model).evaluate([w], (), batch)["sum"])
+        d_w = d_w if len(d_w) == 1 else (jnp.concatenate(d_w[::-1]),)
+        np.testing.assert_array_equal(d_w[0], jax.grad(_sum(loss, batch))(w))
+    assert cut.signature != whole(model).signature
+
+
+def _sum(loss, batch):
+    return lambda w: loss({"w": w}, batch, None)[0].sum()
 
 
 def test_weights_depend_on_the_batch_alone_at_any_size():

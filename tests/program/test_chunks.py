@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, LeafPart
 from hexijax.plan.plan import Memory, Plan, Schedule, StateShare, UpdateOrder
 from hexijax.program import buckets as bucketing
 from hexijax.program.buckets import buckets
@@ -80,8 +80,33 @@ def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
     ]
     assert len(cut) == sum(len(g.leaves) for g in chain.groups)
     lower(plan, chain, rules=StepRules())  # and proves it
+    lower(plan, chain, rules=StepRules(), whole_leaves=True)
     resident = dataclasses.replace(plan, state=(StateShare(groups=("*",), shares={}),))
     assert len(buckets(resident, chain)) == len(chain.groups)
+
+
+def test_leaves_of_two_chunks_or_more_are_cut_between_rows(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    plan, chain = example()
+    group = chain.groups[0]
+    size = max(leaf.size for leaf in group.leaves)
+    monkeypatch.setattr(bucketing, "CHUNK_SIZE", size // 3)
+    cut = buckets(plan, chain)
+    assert all(bucket.size <= size // 3 for bucket in cut)
+    parts = [x for bucket in cut for x in bucket.leaves if isinstance(x, LeafPart)]
+    assert len({part.id for part in parts}) == len(parts)
+    for leaf in chain.leaves():
+        mine = [part for part in parts if part.whole == leaf]
+        if leaf.size < 2 * (size // 3):
+            assert not mine
+            continue
+        (dim,) = {part.dim for part in mine}
+        stops = [part.start + part.shape[dim] for part in mine]
+        assert [0, *stops] == [*(part.start for part in mine), leaf.shape[dim]]
+    lower(plan, chain, rules=StepRules())
+    whole = buckets(plan, chain, whole_leaves=True)
+    assert not any(isinstance(x, LeafPart) for bucket in whole for x in bucket.leaves)
 
 
 def test_what_a_step_leaves_on_the_host_the_next_one_reads():

@@ -70,7 +70,7 @@ class Facts:
         Program."""
         served = {r: batch_places(plan, chain, r) for r in range(len(plan.replicas))}
         with_batch = {place for places in served.values() for place in places}
-        groups = buckets(plan, chain)
+        groups = buckets(plan, chain, whole_leaves=whole_leaves)
         first_trained = chain.first_trained
         places = group_places(plan, chain, whole_leaves=whole_leaves)
         keepers = {g.group: g.keepers for g in places}
