@@ -6,6 +6,7 @@ The engine owns what a step needs besides the Program: the sample map, the globa
 weight, the random keys, and the numbers people read.
 """
 
+import collections
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -50,9 +51,10 @@ from hexijax.runtime.executor import Executor, Parts, Watch
 from hexijax.runtime.feed import Feed
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.groups import GroupRuntime
-from hexijax.runtime.intake import abstract_params, initial_params
+from hexijax.runtime.intake import abstract_params, made_params
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.lowering import Work
+from hexijax.runtime.making import Made
 from hexijax.runtime.memo import MADE_BY, memo
 from hexijax.runtime.optimizer import GroupUpdate
 from hexijax.runtime.programs import Programs, struct
@@ -335,8 +337,14 @@ class Engine:
     def init(self, given: Experiment | None = None) -> None:
         """The first parameters of ``given``, or of the experiment, at their homes, with
         fresh moments."""
+        reads = collections.Counter(
+            leaf.name
+            for group in self.groups.values()
+            for home in group.homes
+            for leaf, _ in group.held[home]
+        )
         device = next(iter(self.devices.values()))
-        self.set_params(initial_params(given or self.experiment, device))
+        self._put_params(made_params(given or self.experiment, device, reads))
 
     def set_params(self, params: Any) -> None:
         """Master parameters from a tree of arrays or a source with the model's names,
@@ -344,12 +352,16 @@ class Engine:
 
         A source is read a box at a time, by the device whose box it is.
         """
+        known = isinstance(params, Source)
+        self._put_params(params if known else stored.by_name(params))
+
+    def _put_params(self, params: Source | Made | Mapping[str, Any]) -> None:
         self._came_as = {}
         if isinstance(params, Source):
             self._came_as = weights.came_as(params, self._abstract)
             masters = functools.partial(weights.put_masters, params)
         else:
-            masters = functools.partial(self._cut_masters, stored.by_name(params))
+            masters = functools.partial(self._cut_masters, params)
         for group in self.groups.values():
             for home in group.homes:
                 state = group.init_state(home, masters(group, home))
@@ -363,7 +375,7 @@ class Engine:
             self._executor.put(names.scale(HOST), jax.device_put(state, here))
 
     def _cut_masters(
-        self, given: Mapping[str, Any], group: GroupRuntime, home: Place
+        self, given: Made | Mapping[str, Any], group: GroupRuntime, home: Place
     ) -> tuple[jax.Array, ...]:
         cut = [
             stored.cut(given[leaf.name], leaf, box) for leaf, box in group.held[home]

@@ -6,7 +6,7 @@ Shapes come from the model, and what is given is held against them before any of
 read; a loss that does not know its model takes the shapes that are given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.names import flatten
+from hexijax.runtime.making import Made
 from hexijax.weights.opening import is_weights, open_weights
 from hexijax.weights.source import Arrays, Source, Tensor
 from hexijax.weights.tree import nested
@@ -26,12 +27,35 @@ def initial_params(experiment: Experiment, device: jax.Device) -> Any:
     Not made under ``jit``: equal layers then share their compiled initialisers, where
     one program of all of them takes a minute to compile for 24 layers on a GPU.
     """
-    source = _given(experiment)
+    source = _fitted(experiment)
     if source is not None:
-        return source.fitted(_tensors(_abstract(experiment, source)))
+        return source
     make = _maker(experiment) or experiment.loss.init
     with jax.default_device(device):
         return make(jax.random.key(experiment.seed))
+
+
+def made_params(
+    experiment: Experiment, device: jax.Device, reads: Mapping[str, int]
+) -> Made | Source:
+    """The same numbers, of which the device holds what is asked for and no more.
+
+    Args:
+      experiment: whose parameters.
+      device: where those from the seed are made.
+      reads: how often each is going to be asked for, by name.
+    """
+    source = _fitted(experiment)
+    if source is not None:
+        return source
+    make = _maker(experiment) or experiment.loss.init
+    with jax.default_device(device):
+        return Made(make, jax.random.key(experiment.seed), device, reads)
+
+
+def _fitted(experiment: Experiment) -> Source | None:
+    source = _given(experiment)
+    return source and source.fitted(_tensors(_abstract(experiment, source)))
 
 
 def abstract_params(experiment: Experiment) -> Any:
