@@ -1,7 +1,7 @@
 """GPTs on one card, or four with sharded state: our placement beside other systems'.
 
 Run:     python -m experiments.offload_table [--card a100-40g-sxm] [--cards 4]
-         [--models 4b 6b] [--caps 12 24 40] [--host-gib 410] [--json FILE]
+         [--models 4B 6B] [--caps 12 24 40] [--host-gib 410] [--json FILE]
 Needs:   no device; some minutes
 Expect:  docs/offload.md, "Beside other systems"; the figures are predictions
 """
@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from experiments.offload_gpt import SHAPES
 from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Node, catalog
 from hexijax.cluster.profile import usable_by_rule_bytes
 from hexijax.layers.chain import Chain
@@ -25,16 +26,6 @@ from hexijax.planner.offload.score import Scored
 from hexijax.planner.offload.systems import SYSTEMS
 
 LENGTH, BATCH, MOMENTS = 1024, 8, 2
-SHAPES = {
-    "2b": (24, 2560, 20),
-    "4b": (21, 4096, 32),
-    "6b": (30, 4096, 32),
-    "12b": (40, 5120, 40),
-    "22b": (48, 6144, 48),
-}
-"""Blocks, width and heads. 21 blocks are AutoHete's of 4 B; the widths, and the other
-sizes' blocks, are what gives the parameters they are called after."""
-
 PUBLISHED = {
     1: {"zero-offload-like": 1.85, "patrickstar-like": 1.63, "stronghold-like": 1.32},
     4: {"zero-offload-like": 2.23, "patrickstar-like": 1.65, "stronghold-like": 1.44},

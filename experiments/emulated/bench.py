@@ -4,23 +4,15 @@ Bench -> part(name, call) -> a child of its own -> its result -> Bench.found
 """
 
 import argparse
-import contextlib
-import datetime
 import functools
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
+from experiments import benching
+from experiments.benching import Child
 from experiments.emulated import plans, predicting
 from experiments.emulated.cards import SETTINGS, Setting
 from experiments.emulated.summary import summary
@@ -41,28 +33,20 @@ TRACED = ("ours", "layered accumulation")
 MOST_S = 170.0
 """For one plan, compiled and run."""
 
-LEAST_S = 15.0
-"""With less left, nothing more is begun."""
 
+class Bench(benching.Bench):
+    """One of the emulated settings."""
 
-class Bench:
-    """What is known so far, and how children are run."""
-
-    def __init__(self, args: argparse.Namespace, work: Path, command: str):
+    def __init__(self, args: argparse.Namespace, command: str):
+        super().__init__(
+            "emulated",
+            command,
+            out=args.out,
+            seconds=args.seconds,
+            small=args.setting == "small",
+            named=["--setting", args.setting],
+        )
         self.setting: Setting = SETTINGS[args.setting]
-        self.small: bool = args.setting == "small"
-        self._named = ["--setting", args.setting]
-        self.out: Path = args.out
-        self.work = work
-        self.until = time.monotonic() + args.seconds
-        self.environment: dict[str, str] = {}
-        self.rows: dict[str, Any] = {
-            "what": {
-                "date": datetime.date.today().isoformat(),
-                "command": f"python -m experiments.{command}",
-            },
-            "emulated": {"failed": {}, "seconds": {}},
-        }
         self.found["cards"] = [
             {
                 "kind": card.kind,
@@ -71,109 +55,6 @@ class Bench:
             }
             for card in self.setting.cards
         ]
-
-    @property
-    def found(self) -> dict[str, Any]:
-        """The results."""
-        return self.rows["emulated"]
-
-    @property
-    def left_s(self) -> float:
-        """Until the end."""
-        return self.until - time.monotonic()
-
-    def keep(self) -> None:
-        """Writes what is known."""
-        path = self.out / "emulated.json"
-        path.write_text(json.dumps(self.rows, indent=1))
-
-    def part(self, name: str, call: Callable[[], None]) -> None:
-        """A part, which may fail."""
-        began = time.monotonic()
-        print(f"[{self.left_s:5.0f} s left] {name}", flush=True)
-        try:
-            if self.left_s < LEAST_S:
-                raise TimeoutError("no time left")
-            call()
-        except Exception as error:  # said and kept; the other parts still run
-            print(f"  failed: {error}", flush=True)
-            if not isinstance(error, RuntimeError | TimeoutError):
-                traceback.print_exc()
-            self.found["failed"][name] = str(error)[-600:]
-        self.found["seconds"][name] = round(time.monotonic() - began, 1)
-        self.keep()
-
-    def child_environment(self, cards: Sequence[int]) -> dict[str, str]:
-        """Of a process that sees some cards."""
-        made = {**os.environ, **self.environment}
-        made |= {
-            "JAX_COMPILATION_CACHE_DIR": str(self.work / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.98",
-            "PYTHONUNBUFFERED": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        if self.small:
-            count = f"--xla_force_host_platform_device_count={len(cards)}"
-            return made | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
-        return made | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))}
-
-    def start(self, name: str, cards: Sequence[int], *command: str) -> "Child":
-        """A child, its output in the log."""
-        return Child(self, name, cards, command)
-
-    def python(self, module: str, *arguments: object) -> list[str]:
-        """The command of one of our modules."""
-        return [sys.executable, "-m", module, *map(str, arguments), *self._named]
-
-
-class Child:
-    """A process of its own group."""
-
-    def __init__(
-        self, bench: Bench, name: str, cards: Sequence[int], command: Sequence[str]
-    ):
-        self._bench = bench
-        self.log = bench.work / f"{name.replace(' ', '_').replace(',', '')}.log"
-        with self.log.open("w") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=bench.child_environment(cards),
-                start_new_session=True,
-            )
-
-    def wait(self, most_s: float) -> str:
-        """What it printed.
-
-        Raises:
-          RuntimeError: it failed, or took too long; with its last lines.
-        """
-        try:
-            code = self._process.wait(max(1.0, min(most_s, self._bench.left_s - 10)))
-            said = "" if code == 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
-            said = "too long"
-        finally:
-            self.stop()
-        output = self.log.read_text(errors="replace")
-        if said:
-            raise RuntimeError(f"{said}: {output.strip()[-500:]}")
-        return output
-
-    def stop(self) -> None:
-        """Ends it and what it started."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
 
 
 def check(bench: Bench, cards: Sequence[int]) -> dict[str, Any]:
@@ -241,7 +122,7 @@ def run_plan(
     *,
     cards: Sequence[int] | None = None,
     steps: int | None = None,
-) -> "Child":
+) -> Child:
     """Starts a plan; its result will lie where ``result_of`` reads it."""
     stem = bench.work / name.replace(" ", "_").replace(",", "")
     stem.with_suffix(".plan.txt").write_text(text.render(plan))
@@ -298,9 +179,10 @@ def flat_memory(bench: Bench, chain: Chain, cluster: Cluster, files: Any) -> Non
         bench.found["memory"][name] |= result_of(bench, name)
 
 
-def peer(bench: Bench, name: str, command: Sequence[str]) -> None:
+def peer(
+    bench: benching.Bench, name: str, command: Sequence[str], cards: Sequence[int]
+) -> None:
     """A command of another's that says ``tokens_per_s=``."""
-    cards = range(len(bench.setting.cards))
     output = bench.start(name, cards, *command).wait(200)
     line = next(x for x in output.splitlines()[::-1] if "tokens_per_s=" in x)
     words = dict(word.split("=", 1) for word in line.split() if "=" in word)
@@ -310,24 +192,26 @@ def peer(bench: Bench, name: str, command: Sequence[str]) -> None:
     }
 
 
-def torch_command(bench: Bench, script: str, *arguments: object) -> list[str]:
-    """``script`` on all cards by torchrun."""
-    count = str(len(bench.setting.cards))
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", count]
+def torch_command(count: int, script: str, *arguments: object) -> list[str]:
+    """``script`` on some cards by torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)]
     return [sys.executable, *launcher, script, *map(str, arguments)]
 
 
 def peers(bench: Bench, commands: Mapping[str, list[str]]) -> None:
     """Other programs by name, each on all cards."""
+    cards = range(len(bench.setting.cards))
     for name, command in commands.items():
         if not bench.small:
-            bench.part(name, functools.partial(peer, bench, name, command))
+            bench.part(name, functools.partial(peer, bench, name, command, cards))
 
 
 def given_peers(bench: Bench, others: Sequence[str]) -> dict[str, list[str]]:
     """What the command line names."""
     return {
-        Path(words.split()[0]).name: torch_command(bench, *words.split())
+        Path(words.split()[0]).name: torch_command(
+            len(bench.setting.cards), *words.split()
+        )
         for words in others
     }
 
@@ -339,7 +223,9 @@ def fsdp(bench: Bench) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, (remat, size) in PEERS.items():
         counts = ("--microbatch", size, "--microbatches", a_card // size)
-        found[name] = torch_command(bench, script, *counts, "--remat", remat)
+        found[name] = torch_command(
+            len(bench.setting.cards), script, *counts, "--remat", remat
+        )
     return found
 
 
@@ -354,23 +240,5 @@ def run_bench(
     args: argparse.Namespace, command: str, call: Callable[[Bench], None]
 ) -> None:
     """``call`` within its time; results and logs are written whatever happens."""
-    jax.config.update("jax_platforms", "cpu")  # cards are the children's
-    args.out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGALRM, _late)
-    signal.alarm(int(args.seconds) + 8)
-    with tempfile.TemporaryDirectory() as work:
-        bench = Bench(args, Path(work), command)
-        try:
-            call(bench)
-        finally:
-            bench.keep()
-            logs = [
-                f"==== {log.name}\n{log.read_text(errors='replace')[-20_000:]}"
-                for log in sorted(bench.work.glob("*.log"))
-            ]
-            (args.out / "log.txt").write_text("\n".join(logs))
-            print(summary(bench.rows))
-
-
-def _late(*_: object) -> None:
-    raise TimeoutError("no time left")
+    bench = Bench(args, command)
+    bench.run(lambda: call(bench), summary)

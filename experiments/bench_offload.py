@@ -1,0 +1,217 @@
+"""Models that do not fit: steps on one card under caps, beside what was predicted.
+
+Run:     XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=110 python -m experiments.bench_offload
+         --parts profile llama --out FOLDER
+         (--small, to see that it works, takes a CPU device)
+Needs:   one Hopper card, 128 GB of host memory; a part takes two to five minutes
+Expect:  docs/performance.md
+
+``profile`` is measured first and read by every other part: rates of the host link and
+of updates, times of layers. A plan is found from them; nothing of it is measured twice.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.benching import Bench
+from experiments.emulated import predicting
+from experiments.offloaded import cells, plans
+from experiments.offloaded.summary import summary
+from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+from hexijax.experiment import Experiment
+from hexijax.job.intake import trace_chain
+from hexijax.layers.chain import Chain
+from hexijax.plan import text
+from hexijax.plan.plan import Params, Plan, UpdateOrder
+
+LAYERS = ("llama-3:4,8", "gpt-4B:8", "gpt-2B:8")
+"""Models whose layers are timed, by microbatch."""
+
+LLAMAS = ("llama-24", "llama-12", "llama-16")
+"""5.1 B, what fits a card with its state, and what does with a little room."""
+
+CAPS = (12, 24, 40, 80)
+"""GiB, the least first: peaks are counted from a process's start."""
+
+
+def profile(bench: Bench, layers: Sequence[str]) -> None:
+    """Of the card, its host, and layers."""
+    result = bench.work / "profile.json"
+    small = ["--small"] if bench.small else []
+    command = bench.python("experiments.offloaded.profile", result, *small)
+    child = bench.start("profile", [0], *command, "--layers", *layers)
+    try:
+        child.wait(240)
+    finally:
+        if result.exists():
+            found = json.loads(result.read_text())
+            for name in ("card", "jax", "python"):
+                bench.rows["what"][name] = found.pop(name)
+            bench.found["profile"] = found
+
+
+class Cell:
+    """A model and what is known of the card."""
+
+    def __init__(self, bench: Bench, model: str):
+        self.bench, self.model = bench, model
+        self.experiment: Experiment = cells.model(model)
+        self.chain: Chain = trace_chain(self.experiment)
+
+    def cluster(self, cap_gib: float) -> Cluster:
+        """The card under a cap, with what was measured of it."""
+        found = self.bench.found.get("profile", {})
+        rates = None
+        if found:
+            both = found["links"]["both"]
+            # Each way while the other is busy, too.
+            rates = {"in": both, "out": both, "update": found["update_params_per_s"]}
+        rows = found.get("rows", ())
+        return cells.cluster(cap_gib, rates=rates, rows=rows, small=self.bench.small)
+
+    def ours(self, cap_gib: float) -> Plan:
+        """What the planner finds under a cap."""
+        return plans.ours(self.experiment, self.chain, self.cluster(cap_gib))
+
+    def run(
+        self,
+        made: Mapping[str, tuple[Plan, float]],
+        *,
+        traced: Sequence[str] = (),
+        apart: Sequence[str] = (),
+        steps: int = 5,
+        most_s: float = 400,
+    ) -> None:
+        """Plans by name, each with its cap, in one process and in that order."""
+        bench = self.bench
+        rows: dict[str, dict[str, Any]] = {}
+        result = bench.work / f"{self.model}_{len(bench.found.get('runs', {}))}.json"
+        arguments: list[str] = []
+        for name, (plan, cap_gib) in made.items():
+            cluster = self.cluster(cap_gib)
+            row: dict[str, Any] = {"plan": text.render(plan), "cap_gib": cap_gib}
+            rows[name] = row | predicting.predicted(plan, self.chain, cluster)
+            file = result.with_name(f"{result.stem}_{len(arguments)}.plan.txt")
+            file.write_text(text.render(plan))
+            arguments.append(f"{name}={file}")
+        whole = result.with_suffix(".cluster.json")
+        whole.write_text(json.dumps(self.cluster(max(CAPS)).to_json()))
+        bench.found.setdefault("runs", {}).setdefault(self.model, {}).update(rows)
+        bench.keep()
+        command = bench.python(
+            "experiments.offloaded.running",
+            *(self.model, whole, result, *arguments, "--steps", steps),
+            *("--trace", *traced, "--one-by-one", *apart),
+        )
+        try:
+            bench.start(f"{self.model} {len(arguments)}", [0], *command).wait(most_s)
+        finally:
+            if result.exists():
+                for name, row in json.loads(result.read_text()).items():
+                    rows[name] |= row
+
+
+def capped(bench: Bench, model: str, caps: Sequence[float]) -> None:
+    """A model under caps."""
+    cell = Cell(bench, model)
+    made: dict[str, tuple[Plan, float]] = {}
+    for cap in caps:
+        try:
+            made[f"{cap:g} GiB"] = (cell.ours(cap), cap)
+        except UserError as error:
+            bench.found["failed"][f"{model}, {cap:g} GiB"] = str(error)
+    cell.run(made, traced=[*made][-1:], apart=[*made][-1:])
+
+
+def orders(bench: Bench, model: str, cap_gib: float) -> None:
+    """The same plan with updates by need and in the order of gradients."""
+    cell = Cell(bench, model)
+    plan = cell.ours(cap_gib)
+    made = {
+        str(order): (plans.in_order(plan, order), cap_gib)
+        for order in (UpdateOrder.FIFO, UpdateOrder.PRIORITY)
+    }
+    cell.run(made, traced=["priority"])
+
+
+def streams(bench: Bench, model: str, size: int) -> None:
+    """Parameters in host memory, beside the same on the card."""
+    cell = Cell(bench, model)
+    made = {
+        f"params {params}": (
+            plans.resident(cell.experiment, cell.chain, size=size, params=params),
+            max(CAPS),
+        )
+        for params in (Params.STREAMED, Params.KEPT)
+    }
+    cell.run(made)
+
+
+def losses(bench: Bench, model: str, cap_gib: float, size: int) -> None:
+    """Offloaded as under a cap, beside all on the card: the same losses."""
+    cell = Cell(bench, model)
+    plan = plans.resident(cell.experiment, cell.chain, size=size)
+    made = {
+        f"offloaded, {cap_gib:g} GiB": (cell.ours(cap_gib), cap_gib),
+        "resident": (plan, max(CAPS)),
+    }
+    cell.run(made, steps=10)
+
+
+def peers(bench: Bench, commands: Sequence[str]) -> None:
+    """Other scripts for torchrun that say ``tokens_per_s=``."""
+    from experiments.emulated.bench import peer, torch_command
+
+    for words in commands:
+        command = torch_command(1, *words.split())
+        bench.part(words, lambda w=words, c=command: peer(bench, w, c, [0]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", default=["profile", "llama"])
+    parser.add_argument("--layers", nargs="*", default=LAYERS)
+    parser.add_argument("--caps", nargs="+", type=float, default=CAPS)
+    parser.add_argument("--profile", type=Path, help="of an earlier run")
+    parser.add_argument("--peer", action="append", default=[])
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
+    parser.add_argument("--out", type=Path, default=Path("runs/bench_offload"))
+    args = parser.parse_args()
+    command = f"bench_offload --parts {' '.join(args.parts)}"
+    bench = Bench(
+        "offload", command, out=args.out, seconds=args.seconds, small=args.small
+    )
+    small = args.small
+    whole, half, most = LLAMAS if not small else ("small-4", "small-3", "small-3")
+    caps = [cap / 100 for cap in args.caps] if small else args.caps
+    layers = ["small-3:4"] if small else args.layers
+    todo: Mapping[str, Callable[[], None]] = {
+        "llama": lambda: capped(bench, whole, caps),
+        "orders": lambda: orders(bench, whole, caps[-2]),
+        "streams": lambda: streams(bench, most, 8),
+        "losses": lambda: losses(bench, half, caps[0], 4),
+    }
+
+    def all_parts() -> None:
+        if args.profile:
+            bench.found["profile"] = json.loads(args.profile.read_text())["offload"][
+                "profile"
+            ]
+        for part in args.parts:
+            if part == "profile":
+                bench.part(part, lambda: profile(bench, layers))
+            elif part == "peers":
+                peers(bench, args.peer)
+            else:
+                bench.part(part, todo[part])
+
+    bench.run(all_parts, summary)
+
+
+if __name__ == "__main__":
+    main()

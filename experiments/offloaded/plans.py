@@ -1,0 +1,69 @@
+"""Plans for one card: the planner's, in both orders, and those it is held against.
+
+Chain, Cluster -> ours, in_order, resident, streamed -> Plan
+"""
+
+import dataclasses
+
+from experiments.offloaded.cells import DEVICE
+from hexijax.cluster import Cluster
+from hexijax.experiment import Experiment
+from hexijax.layers.chain import Chain, Remat
+from hexijax.plan.plan import (
+    Params,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    UpdateOrder,
+)
+from hexijax.planner import PlanOptions, make_plan
+
+
+def ours(experiment: Experiment, chain: Chain, cluster: Cluster) -> Plan:
+    """What the planner finds."""
+    return make_plan(
+        chain,
+        cluster,
+        batch_size=experiment.batch_size,
+        dtype=experiment.dtype,
+        options=PlanOptions(offload=True),
+    )
+
+
+def in_order(plan: Plan, order: UpdateOrder) -> Plan:
+    """The same with its updates in another order."""
+    return dataclasses.replace(plan, order=order, prediction=None)
+
+
+def resident(
+    experiment: Experiment,
+    chain: Chain,
+    *,
+    size: int,
+    params: Params = Params.KEPT,
+    remat: Remat = Remat.FULL,
+) -> Plan:
+    """Everything on the card, but parameters where ``params`` has them; a program a
+    layer, each layer's microbatches together."""
+    layers = len(chain.layers)
+    stage = Stage(
+        devices=(DEVICE,),
+        layers=(0, layers),
+        dtype=experiment.dtype,
+        segments=(1,) * layers,
+        remat=(*[remat] * (layers - 1), Remat.NONE),
+        params=(params,) * layers,
+    )
+    replica = Replica(
+        stages=(stage,),
+        microbatches=experiment.batch_size // size,
+        microbatch_size=size,
+        samples=experiment.batch_size,
+    )
+    return Plan(
+        replicas=(replica,),
+        batch_size=experiment.batch_size,
+        schedule=Schedule.LAYERED,
+        chain=chain.fingerprint(),
+    )

@@ -1,0 +1,159 @@
+"""What the card and its host do alone: products, links, updates, layers.
+
+    python -m experiments.offloaded.profile RESULT --layers llama:4,8 gpt-4B:8
+
+The result is written after each part.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+
+from experiments.emulated.checking import product_flops_per_s
+from experiments.offloaded import cells
+from hexijax.costs.compute import fused_attention
+from hexijax.job.intake import trace_chain
+from hexijax.layers.chain import Remat
+from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.runtime.engine import Engine
+from hexijax.runtime.profiling import (
+    even_segments,
+    instruction_times,
+    layer_rows,
+    update_row,
+)
+
+DEPTH = 3
+"""Blocks of the model whose layers are timed."""
+
+
+def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
+    """Median, after a first call."""
+    jax.block_until_ready(call())
+    found: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def links(device: jax.Device, num_bytes: int) -> dict[str, float]:
+    """Bytes a second into the device and out of it, alone and both at once."""
+    here = SingleDeviceSharding(device)
+    host = here.with_memory_kind("pinned_host")
+    on_device = jax.device_put(jnp.zeros(num_bytes // 4, jnp.float32), here)
+    on_host = jax.block_until_ready(jax.device_put(on_device, host))
+
+    def both() -> Any:
+        return jax.device_put(on_host, here), jax.device_put(on_device, host)
+
+    return {
+        "in": num_bytes / seconds(lambda: jax.device_put(on_host, here)),
+        "out": num_bytes / seconds(lambda: jax.device_put(on_device, host)),
+        "both": num_bytes / seconds(both),
+    }
+
+
+def host_update(params: int) -> float:
+    """Parameters a second that Adam updates on the host's cores, in one program."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        state = [jnp.full(params, 0.01, jnp.float32) for _ in range(4)]
+
+        def adam(p: Any, m: Any, v: Any, g: Any) -> Any:
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            return p - 1e-4 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+        step = jax.jit(adam)
+        return params / seconds(lambda: step(*state), 3)
+
+
+def layers(name: str, samples: int, small: bool) -> list[dict[str, Any]]:
+    """Rows of a model's layers, nothing recomputed, and of the optimizer."""
+    experiment = cells.model(name)
+    chain = trace_chain(experiment)
+    cluster = cells.cluster(130, small=small)
+    segments = even_segments(chain, 1)
+    fused = fused_attention(cluster.device(cells.DEVICE).profile, experiment.dtype)
+    batch = next(experiment.data.batches(3 * samples))
+
+    def timed(cut: tuple[int, ...]) -> Any:
+        stage = Stage(
+            devices=(cells.DEVICE,),
+            layers=(0, len(chain.layers)),
+            dtype=experiment.dtype,
+            segments=cut,
+            remat=(Remat.NONE,) * len(chain.layers),
+        )
+        replica = Replica(
+            stages=(stage,),
+            microbatches=3,
+            microbatch_size=samples,
+            samples=3 * samples,
+        )
+        plan = Plan(
+            replicas=(replica,), batch_size=3 * samples, chain=chain.fingerprint()
+        )
+        devices = {cells.DEVICE: jax.devices()[0]}
+        engine = Engine(experiment, plan, chain, cluster, devices)
+        engine.init()
+        engine.step(batch, 0).fetch()
+        return instruction_times(engine, batch, 100)
+
+    whole = timed((len(chain.layers),))
+    gc.collect()
+    rows = layer_rows(
+        chain.layers_under(fused_attention=fused),
+        segments,
+        timed(segments),
+        whole,
+        dtype=experiment.dtype,
+        samples=samples,
+    )
+    gc.collect()
+    return [*rows, update_row(chain, whole)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--layers", nargs="*", default=[])
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args()
+    found: dict[str, Any] = {
+        "card": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "rows": [],
+    }
+
+    def keep() -> None:
+        args.result.write_text(json.dumps(found, indent=1))
+
+    device, scale = jax.devices()[0], 1 if args.small else 256
+    rows = 256 if args.small else 8192
+    found["product_flops_per_s"] = product_flops_per_s(device, rows)
+    found["links"] = links(device, scale * 2**21)
+    found["update_params_per_s"] = host_update(scale * 2**17)
+    keep()
+    for words in args.layers:
+        name, sizes = words.split(":")
+        for samples in map(int, sizes.split(",")):
+            found["rows"] += layers(name, samples, args.small)
+            keep()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Plans on one card, one after another: how fast, how much memory, what overlapped.
+
+    python -m experiments.offloaded.running MODEL CLUSTER RESULT NAME=PLAN NAME=PLAN ...
+
+Peaks of memory are counted from a process's start: give plans that need less first.
+Pinned memory is kept from one to the next, which saves its pinning. The result is
+written after each part of each plan.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.bench_llama import measure
+from experiments.emulated.overlap import overlaps
+from experiments.emulated.running import by_kind
+from experiments.offloaded import cells
+from hexijax.cluster import Cluster
+from hexijax.experiment import Experiment
+from hexijax.job.intake import trace_chain
+from hexijax.layers.chain import Chain
+from hexijax.plan import text
+from hexijax.plan.plan import Plan
+from hexijax.runtime.engine import Engine
+from hexijax.runtime.profiling import instruction_times
+
+
+def run(
+    experiment: Experiment,
+    chain: Chain,
+    plan: Plan,
+    cluster: Cluster,
+    keep: Callable[[Mapping[str, Any]], None],
+    *,
+    steps: int,
+    trace: Path | None,
+    one_by_one: bool,
+) -> None:
+    """Measures a plan; ``keep`` is given what is known, again and again."""
+    began = time.perf_counter()
+    devices = {cells.DEVICE: jax.devices()[0]}
+    engine = Engine(experiment, plan, chain, cluster, devices)
+    found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
+    began = time.perf_counter()
+    engine.init()
+    engine.wait()
+    found["init_s"] = time.perf_counter() - began
+    keep(found)
+    batches = experiment.data.batches(plan.batch_size)
+    losses: list[Any] = []
+
+    def step(i: int) -> Callable[[], Any]:
+        result = engine.step(next(batches), i)
+
+        def wait() -> Any:
+            fetched = result.fetch()
+            losses.append(float(fetched["loss"]))
+            return fetched
+
+        return wait
+
+    found |= measure(step, steps)
+    samples = plan.batch_size * experiment.tokens_per_sample
+    found["tokens_per_s"] = samples / found["step_s"]
+    found["losses"] = losses
+    found["peak_bytes"] = engine.peak_bytes_by_device()
+    found["most_resident_bytes"] = (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
+    keep(found)
+    began = time.perf_counter()
+    wait = step(100)
+    found["dispatch_s"] = time.perf_counter() - began
+    wait()
+    if trace is not None:
+        with jax.profiler.trace(str(trace)):
+            for wait in [step(200), step(201)]:
+                wait()
+        found["overlap"] = overlaps(trace)
+        keep(found)
+    if one_by_one:
+        times = instruction_times(engine, next(batches), 300)
+        found["one_by_one"] = by_kind(times)
+    keep(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("cluster", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("plans", nargs="+")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--trace", nargs="*", default=[], help="of these plans")
+    parser.add_argument("--one-by-one", nargs="*", default=[], help="of these plans")
+    args = parser.parse_args()
+    experiment = cells.model(args.model)
+    chain = trace_chain(experiment)
+    cluster = Cluster.from_json(json.loads(args.cluster.read_text()))
+    rows: dict[str, Any] = {}
+    for words in args.plans:
+        name, path = words.split("=", 1)
+
+        def keep(found: Mapping[str, Any], name: str = name) -> None:
+            rows[name] = dict(found)
+            args.result.write_text(json.dumps(rows, indent=1))
+
+        try:
+            run(
+                experiment,
+                chain,
+                text.read(Path(path)),
+                cluster,
+                keep,
+                steps=args.steps,
+                trace=args.result.with_suffix("") if name in args.trace else None,
+                one_by_one=name in args.one_by_one,
+            )
+        except Exception as error:  # said and kept; the other plans still run
+            traceback.print_exc()
+            keep({**rows.get(name, {}), "failed": str(error)[-800:]})
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()
