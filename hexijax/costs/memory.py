@@ -54,9 +54,9 @@ GROUPS_IN_FLIGHT = 2
 PASSES = 2
 """Whose parameters are there at once: one computes while the next one's travel."""
 
-CHUNKS_ON_DEVICE = CHUNKS + 1
-"""Of state from the host: those of the Program's slots, and one whose copy back to the
-host has not ended when the next one's memory is taken."""
+CHUNKS_ON_DEVICE = 2 * CHUNKS
+"""Of state from the host: those of the Program's slots, and as many whose copies back
+to the host have not ended when the next ones' memory is taken."""
 
 MOMENTS = 2
 """Adam's; ``moments`` overrules it."""

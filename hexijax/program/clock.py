@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 WAKE = -1
-"""Rank of a device that is free again: before all that may start then."""
+"""Rank of a device that is free again: before all that may start then, but for copies,
+which would else wait for what it is given next."""
 
 
 def by_start(
@@ -19,8 +20,9 @@ def by_start(
     devices: Sequence[tuple[str, ...]],
     seconds: Sequence[float],
     lags_s: Mapping[int, float] | None = None,
+    behind: Mapping[int, tuple[str, ...]] | None = None,
 ) -> Iterator[int]:
-    """Numbered jobs in the order of their starts.
+    """Numbered jobs in the order of their starts; copies when they are handed over.
 
     Args:
       followers: of each job, those that wait for its end.
@@ -28,10 +30,15 @@ def by_start(
       devices: of each job, those that it keeps busy.
       seconds: of each job.
       lags_s: of some jobs, how long after the last end they wait for they may start.
+      behind: the copies, and on each one's device what computes.
     """
     sets = dict.fromkeys(devices)
     number = together(sets)
     queues_of = {used: tuple({number[d]: None for d in used}) for used in sets}
+    behind = behind or {}
+    computes = {
+        used: [number[d] for d in used if d in number] for used in behind.values()
+    }
     free_s = [0.0] * len(number)
     queues: list[list[tuple[int, int]]] = [[] for _ in number]
     lags_s = lags_s or {}
@@ -55,7 +62,7 @@ def by_start(
             wake(job)
             continue
         used = queues_of[devices[job]]
-        for queue in used:
+        for queue in used if job not in behind else ():
             if free_s[queue] > now_s:
                 if not queues[queue]:
                     push(events, (free_s[queue], WAKE, queue))
@@ -66,7 +73,11 @@ def by_start(
                 break
         else:
             yield job
-            end_s = now_s + seconds[job]
+            begin_s = now_s
+            if job in behind:
+                before = (*used, *computes[behind[job]])
+                begin_s = max(begin_s, *(free_s[one] for one in before))
+            end_s = begin_s + seconds[job]
             for queue in used:
                 free_s[queue] = end_s
                 if queues[queue]:

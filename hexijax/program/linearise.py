@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from hexijax.plan.plan import Place, Plan
-from hexijax.program.clock import by_start
+from hexijax.program.clock import WAKE, by_start
 from hexijax.program.program import (
     PIECES,
     Agree,
@@ -27,7 +27,6 @@ from hexijax.program.program import (
     Gather,
     Instruction,
     Join,
-    Kind,
     Load,
     Part,
     Prefetch,
@@ -49,8 +48,6 @@ RANKS: dict[type[Instruction], int] = {
             Reduce,
             Sum,
             Agree,
-            Prefetch,
-            WriteBack,
             Gather,
             Join,
             Backward,
@@ -59,6 +56,9 @@ RANKS: dict[type[Instruction], int] = {
         )
     )
 }
+
+COPIES: dict[type[Instruction], int] = {WriteBack: WAKE - 2, Prefetch: WAKE - 1}
+"""They are handed over as soon as may be; what leaves gives its slot to what comes."""
 
 CHUNKS = 3
 """Of state from the host, at one place: one comes, one is updated, one leaves."""
@@ -169,6 +169,11 @@ def linearise(
             for i, instr in enumerate(jobs)
             if isinstance(instr, Recv)
         },
+        behind={
+            i: devices.get(instr.buffer.place, (instr.buffer.place,))
+            for i, instr in enumerate(jobs)
+            if isinstance(instr, Prefetch | WriteBack)
+        },
     )
     order: list[Instruction] = [*ahead.first]
     loader = _Loader(loads, loaded)
@@ -189,7 +194,7 @@ def _rank(instr: Instruction) -> int:
     """An update that holds up copies is done at once: it is short beside them."""
     if isinstance(instr, Update) and instr.site is Site.STREAMED:
         return RANKS[Join]
-    return RANKS[type(instr)]
+    return COPIES.get(type(instr)) or RANKS[type(instr)]
 
 
 def _devices(
@@ -284,18 +289,18 @@ def _chunks_in_turn(
     jobs: Sequence[Instruction], first_late: int
 ) -> Iterator[tuple[int, int]]:
     """The same for state that comes from the host, a chunk at a time: it comes when the
-    gradient of the chunk before is there, and a slot is free. Late chunks come first,
-    early layers' before others'."""
+    gradient of the chunk before is there, and an update has given a slot back, though
+    its copy out may still run. Late chunks come first, early layers' before others'."""
     sums: dict[tuple[Place, str], int] = {}
-    left: dict[tuple[Place, str], int] = {}
+    done: dict[tuple[Place, str], int] = {}
     coming: dict[Place, list[tuple[str, int]]] = {}
     for i, instr in enumerate(jobs):
         if isinstance(instr, Sum):
             sums[instr.home, instr.group] = i
         elif isinstance(instr, Prefetch):
             coming.setdefault(instr.buffer.place, []).append((instr.buffer.subject, i))
-        elif isinstance(instr, WriteBack) and instr.buffer.kind is Kind.STATE:
-            left[instr.buffer.place, instr.buffer.subject] = i
+        elif isinstance(instr, Update) and instr.site is Site.STREAMED:
+            done[instr.home, instr.group] = i
     for home, found in coming.items():
         late = [chunk for chunk in found if chunk[1] >= first_late]
         chunks = late + found[: len(found) - len(late)][::-1]
@@ -304,7 +309,7 @@ def _chunks_in_turn(
                 last = chunks[n - 1][0] if n > len(late) else group
                 yield sums[home, last], i
             if n >= CHUNKS:
-                yield left[home, chunks[n - CHUNKS][0]], i
+                yield done[home, chunks[n - CHUNKS][0]], i
 
 
 class _Ahead:

@@ -181,10 +181,10 @@ def test_each_site_has_its_update_time():
 
 
 def test_what_fits_nowhere_is_said_so():
-    assert best_counts(profile(3, room=-0.2)) is None
+    assert best_counts(profile(3, room=-0.5)) is None
     small = dataclasses.replace(HOST, memory_bytes=2**28)
     assert best_counts(profile(3, room=0.1, host=small)) is None
-    assert math.isinf(free_bound_s(profile(3, room=-0.2)))
+    assert math.isinf(free_bound_s(profile(3, room=-0.5)))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

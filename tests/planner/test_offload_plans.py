@@ -107,3 +107,27 @@ def test_only_the_small_card_offloads():
     assert stored <= {*(f"blocks/{i}" for i in range(1, 5)), "head"}
     assert Params.FREED not in small.params
     assert predict(placed, WIDE, cluster).step_s > 0
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_state_that_streams_beside_backwards_costs_no_time(microbatches: int):
+    """Its copies are handed over before the backward they run beside."""
+    chain = gpt(depth=8, width=2048, num_heads=16, length=1024)
+    cluster = machine(80_000)
+    stage = Stage(devices=("box/0",), layers=(0, 10), dtype="bfloat16")
+    replica = Replica(
+        stages=(stage,),
+        microbatches=microbatches,
+        microbatch_size=64 // microbatches,
+        samples=64,
+    )
+    plan = Plan(replicas=(replica,), batch_size=64)
+
+    def step_s(streamed: int) -> float:
+        choice = [LayerChoice()] * 10
+        for i in range(8, 8 - streamed, -1):
+            choice[i] = LayerChoice(state=State.STREAMED)
+        placed = placed_plan(plan, chain, {stage_place(0, 0): tuple(choice)})
+        return predict(placed, chain, cluster, events=False).step_s
+
+    assert step_s(4) <= step_s(0) * 1.01

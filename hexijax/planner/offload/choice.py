@@ -47,7 +47,15 @@ class Kept(enum.StrEnum):
     @property
     def remat(self) -> Remat:
         """The policy its programs are compiled with."""
-        return Remat.DOTS if self is Kept.HOST else Remat(self.value)
+        return REMATS[self]
+
+
+REMATS = {
+    Kept.NONE: Remat.NONE,
+    Kept.DOTS: Remat.DOTS,
+    Kept.FULL: Remat.FULL,
+    Kept.HOST: Remat.DOTS,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def best_counts(
       below_s: slower ones are not wanted.
     """
     allowed, rules = allowed or Allowed(), rules or Rules()
-    bounds = _Bounds(profile, allowed)
+    bounds = _Bounds(profile, allowed, most)
     search = _Search(profile, rules, below_s)
     for choice in bounds.starts():
         search.look(choice)
@@ -202,8 +202,8 @@ class _Stream:
 class _Bounds:
     """Sums over queues for all counts, and what of device memory they take."""
 
-    def __init__(self, profile: Profile, allowed: Allowed) -> None:
-        self._profile, self._allowed = profile, allowed
+    def __init__(self, profile: Profile, allowed: Allowed, most: int) -> None:
+        self._profile, self._allowed, self._most = profile, allowed, most
         layers = profile.layers
         self._depth = len(layers)
         self._state = np.array([x.state_bytes * x.trains for x in layers], float)
@@ -314,9 +314,8 @@ class _Bounds:
         """Choices that may fit with their bounds, the least first; of equal bounds
         that with the least work of all queues together."""
         mixes, streams, every = self._every
-        # Bounds that differ by less than anyone asks for count as equal.
-        coarse = np.ceil(np.log(every[:, 0]) / CLOSE)
-        for bound, _, a, b, c in every[np.lexsort((every[:, 1], coarse))]:
+        order = np.lexsort((every[:, 1], _coarse(every[:, 0])))
+        for bound, _, a, b, c in every[order]:
             yield (
                 float(bound),
                 self._choice(
@@ -326,17 +325,17 @@ class _Bounds:
 
     @functools.cached_property
     def _every(self) -> tuple[list[_Mix], list[_Stream], np.ndarray]:
-        """Of all counts that may fit: bound, work, and which mix, stream and split."""
+        """Of the counts with the least bounds of each mix that may fit: bound, work,
+        and which mix, stream and split."""
         mixes, streams = [*self._mixes()], [*self._streams()]
-        states = self._states()
+        states, sums = self._states(), _Sums.of(self._profile, streams, self._share)
         rows: list[np.ndarray] = [np.zeros((0, 5))]
         for a, mix in enumerate(mixes):
-            windows = self._windows_s(mix)
-            for b, stream in enumerate(streams):
-                bound, total, index = self._bound(mix, stream, states, windows)
-                if len(index):
-                    of = np.full(len(index), a), np.full(len(index), b), index
-                    rows.append(np.stack([bound, total, *of], axis=1))
+            bound, total, b, c = self._bound(mix, sums, states, self._windows_s(mix))
+            first = np.lexsort((total, _coarse(bound)))[: self._most]
+            rows.append(
+                np.stack([bound, total, np.full(len(b), a), b, c], axis=1)[first]
+            )
         return mixes, streams, np.concatenate(rows)
 
     def lowest_s(self) -> float:
@@ -350,23 +349,36 @@ class _Bounds:
         ways = [k for k in LIGHTEST_FIRST if k in self._allowed.kept]
         counts = {0, depth // 2, depth}
         streams = [x for x in self._streams() if sum(x.on) in counts]
-        splits = sorted(self._splits, reverse=True)
         hosted = {depth, depth - 1, depth - depth // 4, 0}
         for kept, stream, u in itertools.product(ways, streams, hosted):
+            firsts = sorted((s for s, stop in self._splits if stop == u), reverse=True)
             for waiting in dict.fromkeys((depth, 4, 1)):
                 limit = self._limits[min(waiting, depth) - 1]
-                choices = (
-                    self._choice((kept,) * depth, stream.on, (s, u))
-                    for s, stop in splits
-                    if stop == u
-                )
-                fitting = (
-                    choice
-                    for choice in choices
-                    if Room(self._profile, choice).peak_bytes(limit)
-                    <= self._profile.device_bytes
-                )
-                yield from itertools.islice(fitting, 1)
+                choices = [
+                    functools.partial(self._choice, (kept,) * depth, stream.on, (s, u))
+                    for s in firsts
+                ]
+                first = self._first_fitting(choices, limit)
+                if first:
+                    yield first
+
+    def _first_fitting(
+        self, choices: Sequence[Callable[[], Choice]], limit: float
+    ) -> Choice | None:
+        """Of choices with less and less on the device; the first has no chunks there,
+        so that the second may need more."""
+        room = self._profile.device_bytes
+
+        def fits(at: int) -> bool:
+            return Room(self._profile, choices[at]()).peak_bytes(limit) <= room
+
+        if choices and fits(0):
+            return choices[0]()
+        low, high = 1, len(choices)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle + 1, high)
+        return choices[low]() if 0 < low < len(choices) else None
 
     def near(self, choice: Choice) -> Iterator[Choice]:
         """Choices one count away."""
@@ -453,40 +465,40 @@ class _Bounds:
     def _bound(
         self,
         mix: _Mix,
-        stream: _Stream,
+        sums: "_Sums",
         states: dict[str, np.ndarray],
         windows_s: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the state splits that may fit: seconds that no order beats, the sum of all
-        queues' work, and which splits they are."""
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Of what may fit: seconds that no order beats, the sum of all queues' work,
+        and which streams and state splits they are."""
         profile, host, depth = self._profile, self._profile.host, self._depth
-        m, where = profile.microbatches, np.array(stream.on)
-        on_device = stream.device_bytes + states["device"]
-        waiting = np.searchsorted(
+        m = profile.microbatches
+        on_device = sums.device_bytes[:, None] + states["device"]
+        waits = np.searchsorted(
             mix.rooms_bytes, profile.device_bytes - on_device, side="right"
         )
-        on_host = mix.left_bytes + stream.host_bytes + states["host"]
-        fits = (waiting > 0) & (on_host <= host.memory_bytes)
-        index = np.nonzero(fits)[0]
-        s, u = self._s[index], self._u[index]
-        compute = m * mix.passes_s.sum() + self._update_s[:].sum()
-        compute -= _between(self._update_s, u, depth)  # those run on the host
+        on_host = mix.left_bytes + sums.host_bytes[:, None] + states["host"]
+        b, c = np.nonzero((waits > 0) & (on_host <= host.memory_bytes))
+        s, u, waiting = self._s[c], self._u[c], waits[b, c]
+        # Those updates run on the host.
+        updates_s = self._update_s.sum() - _between(self._update_s, u, depth)
+        compute = m * mix.passes_s.sum() + updates_s
         slow = host.in_bytes_per_s / host.return_bytes_per_s
-        returned = self._weights * self._share * ~where
+        fetched, stored, returned = sums.fetched, sums.stored, sums.returned
         inward = (
             m * mix.left_bytes
-            + _between(stream.fetched_bytes, 0, u)
-            + slow * _between(stream.fetched_bytes, u, depth)
-            + states["passing"][index]
-            + slow * _between(returned, u, depth)
+            + fetched[b, u]
+            + slow * (fetched[b, depth] - fetched[b, u])
+            + states["passing"][c]
+            + slow * (returned[b, depth] - returned[b, u])
         ) / host.in_bytes_per_s
         outward = (
             m * mix.left_bytes
-            + states["passing"][index]
-            + _between(stream.stored_bytes, 0, u)
-            + states["grads"][index]
+            + states["passing"][c]
+            + stored[b, u]
+            + states["grads"][c]
         ) / host.out_bytes_per_s
-        updated = states["updated"][index] / host.update_params_per_s
+        updated = states["updated"][c] / host.update_params_per_s
         # From a layer's first forward to its last backward, and its update's way.
         at = np.minimum(u, depth - 1)
         each_s = (
@@ -496,7 +508,7 @@ class _Bounds:
         chain = np.where(u < depth, mix.until_s[at] + mix.passes_s[at] + each_s[at], 0)
         # So many gradients may wait when the backwards have passed the first streamed
         # layer; the other layers' state has come and gone by then.
-        hurried = states["passing"][index] - self._state.max() * waiting[index]
+        hurried = states["passing"][c] - self._state.max() * waiting
         hurried_s = np.maximum(
             hurried / host.in_bytes_per_s,
             (hurried - self._state.max()) / host.out_bytes_per_s,
@@ -504,9 +516,47 @@ class _Bounds:
         back_s = _between(mix.backward_s, s, depth)
         hurry = m * mix.passes_s.sum() - back_s + np.maximum(back_s, hurried_s)
         bound = np.maximum.reduce(
-            [compute, inward, outward, updated, chain, windows_s[index], hurry]
+            [compute, inward, outward, updated, chain, windows_s[c], hurry]
         )
-        return bound, compute + inward + outward + updated, index
+        return bound, compute + inward + outward + updated, b, c
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of all streams: bytes, and sums of bytes over their first layers."""
+
+    device_bytes: np.ndarray
+    host_bytes: np.ndarray
+    fetched: np.ndarray
+    stored: np.ndarray
+    returned: np.ndarray
+    """New parameters that the host made, of layers that keep them on the device."""
+
+    @classmethod
+    def of(
+        cls, profile: Profile, streams: Sequence[_Stream], share: np.ndarray
+    ) -> "_Sums":
+        weights = np.array([x.weights_bytes for x in profile.layers], float)
+        returned = [weights * share * ~np.array(x.on) for x in streams]
+        return cls(
+            device_bytes=np.array([x.device_bytes for x in streams], float),
+            host_bytes=np.array([x.host_bytes for x in streams], float),
+            fetched=_first_sums([x.fetched_bytes for x in streams]),
+            stored=_first_sums([x.stored_bytes for x in streams]),
+            returned=_first_sums(returned),
+        )
+
+
+def _first_sums(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Of each row, the sums of its first 0, 1, ... entries."""
+    return np.concatenate(
+        [np.zeros((len(rows), 1)), np.cumsum(np.array(rows), axis=1)], axis=1
+    )
+
+
+def _coarse(bounds_s: np.ndarray) -> np.ndarray:
+    """Bounds that differ by less than anyone asks for count as equal."""
+    return np.ceil(np.log(bounds_s) / CLOSE)
 
 
 def _between(
