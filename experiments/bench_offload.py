@@ -128,14 +128,17 @@ def capped(bench: Bench, model: str, caps: Sequence[float]) -> None:
 
 
 def orders(bench: Bench, model: str, cap_gib: float) -> None:
-    """The same plan with updates by need and in the order of gradients."""
+    """The same plan with updates by need and in the order of gradients, with and
+    without the host's cores."""
     cell = Cell(bench, model)
     plan = cell.ours(cap_gib)
+    sites = {"": plan, ", no host updates": plans.without_host_updates(plan)}
     made = {
-        str(order): (plans.in_order(plan, order), cap_gib)
+        f"{order}{words}": (plans.in_order(at, order), cap_gib)
+        for words, at in sites.items()
         for order in (UpdateOrder.FIFO, UpdateOrder.PRIORITY)
     }
-    cell.run(made, traced=["priority"])
+    cell.run(made, traced=[*made], steps=4)
 
 
 def streams(bench: Bench, model: str, size: int) -> None:
@@ -148,7 +151,7 @@ def streams(bench: Bench, model: str, size: int) -> None:
         )
         for params in (Params.STREAMED, Params.KEPT)
     }
-    cell.run(made)
+    cell.run(made, traced=[*made])
 
 
 def losses(bench: Bench, model: str, cap_gib: float, size: int) -> None:
@@ -192,7 +195,7 @@ def main() -> None:
     layers = ["small-3:4"] if small else args.layers
     todo: Mapping[str, Callable[[], None]] = {
         "llama": lambda: capped(bench, whole, caps),
-        "orders": lambda: orders(bench, whole, caps[-2]),
+        "orders": lambda: orders(bench, whole, caps[-1]),
         "streams": lambda: streams(bench, most, 8),
         "losses": lambda: losses(bench, half, caps[0], 4),
     }

@@ -8,6 +8,7 @@ told by their names. What the profiler could not see is not there.
 
 import collections
 import gzip
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -53,16 +54,41 @@ def both(first: Spans, second: Spans) -> Spans:
 
 def overlaps(folder: Path) -> dict[str, dict[str, float]]:
     """By card: seconds that kernels run, that copies run, and that both do."""
+    return of_events(events_in(folder))
+
+
+def events_in(folder: Path) -> list[dict[str, Any]]:
+    """Events of the last profile in a folder, as the Trace Event Format has them, in
+    microseconds; none where there is no profile."""
     files = sorted(folder.rglob("*.trace.json.gz"))
     if not files:
-        return {}
+        return []
     with gzip.open(files[-1], "rt", encoding="utf-8") as file:
-        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
-    return of_events(events)
+        return json.load(file)["traceEvents"]
 
 
 def of_events(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """The same of events as the Trace Event Format has them, in microseconds."""
+    """The same of events."""
+    found: dict[str, dict[str, float]] = {}
+    for card, kinds in spans_of(events).items():
+        if not kinds:
+            continue
+        compute = kinds.pop("compute", [])
+        row = {"compute": length(compute)}
+        for kind, copies in kinds.items():
+            row[kind] = length(copies)
+            row[f"{kind} beside compute"] = length(both(copies, compute))
+        everything = merged(
+            span for each in [compute, *kinds.values()] for span in each
+        )
+        row["all"] = length(everything)
+        row["span"] = everything[-1][1] - everything[0][0]
+        found[card] = row
+    return found
+
+
+def spans_of(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Spans]]:
+    """By card and kind, when something of it ran, in seconds."""
     cards: dict[Any, str] = {}
     streams = set[Any]()
     for event in events:
@@ -81,19 +107,7 @@ def of_events(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         start_s = event["ts"] / 1e6
         kind = next((k for n, k in COPIES.items() if n in event["name"]), "compute")
         spans[cards[where[0]]][kind].append((start_s, start_s + event["dur"] / 1e6))
-    found: dict[str, dict[str, float]] = {}
-    for card, kinds in spans.items():
-        if not kinds:
-            continue
-        compute = merged(kinds.pop("compute", []))
-        row = {"compute": length(compute)}
-        for kind, each in kinds.items():
-            copies = merged(each)
-            row[kind] = length(copies)
-            row[f"{kind} beside compute"] = length(both(copies, compute))
-        everything = [span for each in kinds.values() for span in each]
-        row["all"] = length(merged([*compute, *everything]))
-        ends = [*compute, *everything]
-        row["span"] = max(e for _, e in ends) - min(s for s, _ in ends)
-        found[card] = row
-    return found
+    return {
+        card: {kind: merged(each) for kind, each in kinds.items()}
+        for card, kinds in spans.items()
+    }

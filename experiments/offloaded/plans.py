@@ -1,6 +1,6 @@
 """Plans for one card: the planner's, in both orders, and those it is held against.
 
-Chain, Cluster -> ours, in_order, resident, streamed -> Plan
+Chain, Cluster -> ours, in_order, without_host_updates, resident -> Plan
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import (
+    Memory,
     Params,
     Plan,
     Replica,
@@ -34,6 +35,14 @@ def ours(experiment: Experiment, chain: Chain, cluster: Cluster) -> Plan:
 def in_order(plan: Plan, order: UpdateOrder) -> Plan:
     """The same with its updates in another order."""
     return dataclasses.replace(plan, order=order, prediction=None)
+
+
+def without_host_updates(plan: Plan) -> Plan:
+    """The same with all state that rests on the host updated on the card."""
+    state = tuple(
+        dataclasses.replace(share, update=Memory.DEVICE) for share in plan.state
+    )
+    return dataclasses.replace(plan, state=state, prediction=None)
 
 
 def resident(

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from experiments.bench_llama import measure
-from experiments.emulated.overlap import overlaps
+from experiments.emulated.overlap import Spans, events_in, of_events, spans_of
 from experiments.emulated.running import by_kind
 from experiments.offloaded import cells
 from hexijax.cluster import Cluster
@@ -84,12 +84,28 @@ def run(
         with jax.profiler.trace(str(trace)):
             for wait in [step(200), step(201)]:
                 wait()
-        found["overlap"] = overlaps(trace)
+        events = events_in(trace)
+        found["overlap"] = of_events(events)
+        found["timeline"] = {
+            card: {kind: joined(each) for kind, each in kinds.items()}
+            for card, kinds in spans_of(events).items()
+        }
         keep(found)
     if one_by_one:
         times = instruction_times(engine, next(batches), 300)
         found["one_by_one"] = by_kind(times)
     keep(found)
+
+
+def joined(spans: Spans, least_s: float = 5e-4) -> list[tuple[float, float]]:
+    """Spans with gaps below ``least_s`` closed, in milliseconds."""
+    found: list[tuple[float, float]] = []
+    for start, end in spans:
+        if found and start - found[-1][1] < least_s:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return [(round(a * 1e3, 2), round(b * 1e3, 2)) for a, b in found]
 
 
 def main() -> None:
@@ -113,6 +129,7 @@ def main() -> None:
             rows[name] = dict(found)
             args.result.write_text(json.dumps(rows, indent=1))
 
+        folder = args.result.with_name(f"trace {len(rows)}")
         try:
             run(
                 experiment,
@@ -121,7 +138,9 @@ def main() -> None:
                 cluster,
                 keep,
                 steps=args.steps,
-                trace=args.result.with_suffix("") if name in args.trace else None,
+                trace=args.result.with_name(f"trace {len(rows)}")
+                if name in args.trace
+                else None,
                 one_by_one=name in args.one_by_one,
             )
         except Exception as error:  # said and kept; the other plans still run
