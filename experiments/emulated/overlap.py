@@ -78,9 +78,7 @@ def of_events(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         for kind, copies in kinds.items():
             row[kind] = length(copies)
             row[f"{kind} beside compute"] = length(both(copies, compute))
-        everything = merged(
-            span for each in [compute, *kinds.values()] for span in each
-        )
+        everything = merged(itertools.chain(compute, *kinds.values()))
         row["all"] = length(everything)
         row["span"] = everything[-1][1] - everything[0][0]
         found[card] = row

@@ -138,9 +138,7 @@ def main() -> None:
                 cluster,
                 keep,
                 steps=args.steps,
-                trace=args.result.with_name(f"trace {len(rows)}")
-                if name in args.trace
-                else None,
+                trace=folder if name in args.trace else None,
                 one_by_one=name in args.one_by_one,
             )
         except Exception as error:  # said and kept; the other plans still run
