@@ -27,12 +27,13 @@ from hexijax.costs.memory import (
     stage_within,
 )
 from hexijax.costs.rates import CALL_S
-from hexijax.costs.ways import Load, Ways
+from hexijax.costs.ways import NO_LOAD, Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
+from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import buckets
+from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.program import (
     HOST,
     PIECES,
@@ -293,11 +294,24 @@ class PlanCosts:
         layer = int(subject.removeprefix("L"))
         return enter_bytes(self._chain, layer, stage.dtype, samples)
 
+    def master_copy(self, home: Place, group: str) -> Load:
+        """Masters that rest in host memory, to their home's devices: what a pass of
+        freed parameters is gathered from."""
+        if not streams_state(self._plan, self.groups[group]):
+            return NO_LOAD
+        num_bytes = STATE_BYTES * self.exchange(group).held.get(home, 0)
+        if update_site(self._plan, self.groups[group]) is ops.Site.HOST:
+            return self._returns(home, num_bytes)
+        return self._way(home, num_bytes, comes=True)
+
     def slice_copy(self, home: Place, group: str) -> Load:
         """New parameters that the host has made, to their home's devices."""
         stage = self._stages.get(home)
         item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
-        num_bytes = item * self.exchange(group).held.get(home, 0)
+        return self._returns(home, item * self.exchange(group).held.get(home, 0))
+
+    def _returns(self, home: Place, num_bytes: int) -> Load:
+        """What the host's processor has, to a home's devices."""
         load = self._way(home, num_bytes, comes=True)
         returns = [
             num_bytes / host_side(self._cluster, name).return_bytes_per_s
@@ -435,6 +449,8 @@ class PlanCosts:
     def _gather_s(self, i: Gather) -> float:
         exchange = self.exchange(i.group)
         seconds = max(exchange.spread_in(p, i.path).seconds for p in i.places)
+        if names.is_freed(i.writes[0]):
+            seconds += max(self.master_copy(h, i.group).seconds for h in i.homes)
         if i.path:
             seconds += self.ring(i).seconds
         return seconds

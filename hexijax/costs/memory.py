@@ -35,9 +35,11 @@ from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, UpdateOrder
 from hexijax.program.boxes import Box, state_boxes, users
 from hexijax.program.buckets import (
     buckets,
+    layer_segments,
     segment_buckets,
     streams_state,
     update_site,
+    user_segments,
 )
 from hexijax.program.linearise import CHUNKS
 from hexijax.program.program import Site
@@ -325,6 +327,8 @@ def _state(
     resting: dict[Place, int] = {}
     chunks: dict[Place, list[int]] = {}
     together = _assembled(plan, groups)
+    segments_L = layer_segments(plan, len(chain.layers))
+    fetched: dict[Place, dict[tuple[Place, int], int]] = {}
     late = plan.order is UpdateOrder.PRIORITY  # sums wait for the next step
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
     for group in groups:
@@ -367,6 +371,10 @@ def _state(
                 else:
                     chunks.setdefault(place, []).append(state)
                 resting[place] = resting.get(place, 0) + rests
+                for user in user_segments(segments_L, group):
+                    if stages[user[0]].frees(user[1]):
+                        masters = fetched.setdefault(place, {})
+                        masters[user] = masters.get(user, 0) + STATE_BYTES * size
                 state = 0
             held[place] = held.get(place, 0) + state
             if place not in members:
@@ -380,6 +388,7 @@ def _state(
             sync_bytes=passing.get(place, 0)
             + in_flight[place]
             + together.get(place, 0)
+            + PASSES * max(fetched.get(place, {}).values(), default=0)
             + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:]),
             host_bytes=resting.get(place, 0),
         )

@@ -29,8 +29,12 @@ SHARED_SIZE = 2**26
 
 
 CHUNK_SIZE = 2**25
-"""Most of those whose state rests in host memory; a leaf of fewer than two chunks is
-one, since a segment puts parts together each time that it runs."""
+"""Most of those whose state rests in host memory; a leaf of two chunks or less is one,
+since a segment puts parts together each time that it runs."""
+
+SLACK = 8
+"""A chunk, or its one large leaf, may have one part in so many more: a bias beside its
+matrix."""
 
 
 def buckets(
@@ -91,7 +95,8 @@ def _parts(plan: Plan, group: Group, whole_leaves: bool) -> list[Group]:
         leaves = tuple(x for leaf in leaves for x in _rows(leaf, lanes))
     runs: list[list[Leaf]] = [[]]
     for leaf in leaves:
-        if runs[-1] and sum(x.size for x in runs[-1]) + leaf.size > CHUNK_SIZE:
+        sizes = [leaf.size, *(x.size for x in runs[-1])]
+        if runs[-1] and sum(sizes) > max(CHUNK_SIZE, *sizes) + CHUNK_SIZE // SLACK:
             runs.append([])
         runs[-1].append(leaf)
     return [
@@ -107,7 +112,7 @@ def _rows(leaf: Leaf, unit: int) -> list[Leaf]:
     of some units of rows along the first dim that has enough and is not split."""
     for dim, rows in enumerate(leaf.shape):
         most = CHUNK_SIZE * rows // leaf.size // unit * unit
-        if leaf.size < 2 * CHUNK_SIZE or dim == leaf.tensor_dim or not most:
+        if leaf.size <= 2 * CHUNK_SIZE or dim == leaf.tensor_dim or not most:
             continue
         each = -(-rows // -(-rows // most))
         each = -(-each // unit) * unit

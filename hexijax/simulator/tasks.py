@@ -478,9 +478,14 @@ class _Writer:
         for home, read in zip(i.homes, i.reads, strict=True):
             cast, first = exchange.cast(home), len(self._tasks)
             after: list[int] = []
+            copy = self._costs.master_copy(home, i.group)
+            if copy.ways:
+                behind = self._costs.devices(home)
+                use = Use(What.SYNC, copy.seconds, (), copy, self._hosts(home), behind)
+                after = [self._add(use, i)]
             if cast:
-                after.append(self._program(i, What.SYNC, home, cast.seconds, ()))
-                own += after if home == place else ()
+                after = [self._program(i, What.SYNC, home, cast.seconds, after)]
+            own += after if home == place else ()
             load = exchange.spread_to(home, place)
             left[home] = self._leave(i, home, load, after, ())
             if len(self._tasks) > first:

@@ -74,6 +74,8 @@ def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
     plan, chain = example()
     whole = chain.groups[0]
     monkeypatch.setattr(bucketing, "CHUNK_SIZE", whole.leaves[0].size)
+    assert len(buckets(plan, chain)) == LAYERS  # a bias goes with its matrix
+    monkeypatch.setattr(bucketing, "SLACK", 2**20)
     cut = buckets(plan, chain)
     assert [x for g in cut for x in g.leaves] == [
         x for g in chain.groups for x in g.leaves
@@ -85,7 +87,7 @@ def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
     assert len(buckets(resident, chain)) == len(chain.groups)
 
 
-def test_leaves_of_two_chunks_or_more_are_cut_between_rows(
+def test_leaves_of_more_than_two_chunks_are_cut_between_rows(
     monkeypatch: pytest.MonkeyPatch,
 ):
     plan, chain = example()
@@ -93,12 +95,12 @@ def test_leaves_of_two_chunks_or_more_are_cut_between_rows(
     size = max(leaf.size for leaf in group.leaves)
     monkeypatch.setattr(bucketing, "CHUNK_SIZE", size // 3)
     cut = buckets(plan, chain)
-    assert all(bucket.size <= size // 3 for bucket in cut)
+    assert all(bucket.size <= size // 3 * 9 // 8 for bucket in cut)
     parts = [x for bucket in cut for x in bucket.leaves if isinstance(x, LeafPart)]
     assert len({part.id for part in parts}) == len(parts)
     for leaf in chain.leaves():
         mine = [part for part in parts if part.whole == leaf]
-        if leaf.size < 2 * (size // 3):
+        if leaf.size <= 2 * (size // 3):
             assert not mine
             continue
         (dim,) = {part.dim for part in mine}

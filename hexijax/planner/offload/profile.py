@@ -156,14 +156,14 @@ def _own_params(chain: Chain, stage: Stage, layer: int) -> int:
 
 
 def _chunk_params(chain: Chain, stage: Stage, layer: int) -> int:
-    """Of the largest chunk: as many leaves as fit, or one of fewer than two chunks."""
+    """Of the largest chunk: as many leaves as fit, or one of two chunks or less."""
     largest = max(
         (
             leaf.size if leaf.tensor_dim is None else -(-leaf.size // stage.tensor)
             for name in chain.layers[layer].groups
             for leaf in chain.group(name).leaves
             if leaf.trainable and _is_first(chain, stage, name, layer)
-            if leaf.size < 2 * CHUNK_SIZE
+            if leaf.size <= 2 * CHUNK_SIZE
         ),
         default=0,
     )
