@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from experiments.golden.problem import DTYPE, Problem
-from hexijax.planner.finish import BUDGET_SHARES
+from hexijax.planner.finished import BUDGET_SHARES
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, MeshMaker
 from hexijax.planner.score import Scorer

@@ -1,9 +1,12 @@
-"""From scored layouts to the plan: made to fit exactly, simulated, and improved.
+"""From scored layouts to the plan: simulated, and improved.
 
     [Scored, ...] -> plans that fit -> simulator -> recut, smaller microbatches, other
-      schedules, variants of the best -> simulator -> {Plan: cost}
+      schedules, variants of the best -> simulator -> the same with state where there
+      is room -> {Plan: cost}
 
-Every pass starts from the best plans so far and may only add to them.
+Every pass starts from the best plans so far and may only add to them. Plans of even
+state are improved to their end before others are looked at, with effort of their own:
+what more may be chosen from never makes a plan slower.
 """
 
 import collections
@@ -11,44 +14,27 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
-from hexijax.plan.checks import check_batch, check_layers
-from hexijax.plan.meshes import check_meshes, check_tensor_dims
-from hexijax.plan.plan import Plan, PlanError, Schedule
+from hexijax.plan.plan import Plan, Schedule
 from hexijax.planner.effort import FEW, Effort, num_instructions
+from hexijax.planner.finished import SLOWER, Finished, has_even_state
 from hexijax.planner.found import Progress
-from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker
-from hexijax.planner.objective import Objective
 from hexijax.planner.offload.place import Placer
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
 from hexijax.planner.regime import LAYERED, MINISTAGES, PLAIN, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
-from hexijax.planner.state import state_shares
-
-BUDGET_SHARES = (1.15, 1.0, 0.93, 0.85)
-"""Of usable memory, tried in turn: a finished plan is counted exactly, which the
-layer-by-layer estimate inside the search is not."""
-
-STATELESS_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-"""The same where state is not in the estimate: what is left over is for state."""
 
 STORED = 4
 """Layouts that are simulated with their state where there is room."""
 
-SPARE = 1.05
-"""More than what was promised too much: boxes are whole rows."""
-
-FILLED = 4
-"""Times that state is filled in anew, less where a device was promised too much."""
-
 PLAYED_WITHIN = 1.6
-"""Layouts this much slower than the best, by formula, are still played."""
+"""Layouts this much slower than the best, by formula, are still played; and plans, by
+simulation, still improved."""
 
 RESCORED = 16
 """Layouts that are scored under eager 1F1B too, those that seem best under it: of all
@@ -65,9 +51,6 @@ NOTABLE = 0.05
 
 NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so."""
-
-PRESSED = 0.8
-"""Of usable memory: a plan that takes more would perhaps be another with less."""
 
 ROOMY = 8.0
 """Of usable memory, for a skeleton whose parameters may go to the host as well."""
@@ -93,15 +76,14 @@ class Finisher:
         progress: Progress,
         check_time: Callable[[], None],
     ) -> None:
-        self.finished: dict[Plan, float] = {}
-        self.reasons: list[str] = []
-        """Why plans were refused that were to fit."""
         self._chain, self._cluster = chain, cluster
         self._scorer, self._maker, self._options = scorer, maker, options
-        self._progress, self._check_time = progress, check_time
-        self._judge = Judge(chain, cluster, options)
+        self._check_time = check_time
+        self.finished = Finished(
+            chain, cluster, options, progress=progress, check_time=check_time
+        )
         self._effort = Effort.of(len(cluster.devices))
-        self._shortest_s = math.inf
+        self._tried: set[Plan] = set()
         self._regimes: dict[tuple[Regime, bool], Scorer] = {}
 
     def finish(self, scored: Sequence[Scored], refused: Sequence[Layout] = ()) -> None:
@@ -112,36 +94,25 @@ class Finisher:
           refused: layouts in whose devices even parts of state do not fit, best first.
         """
         self.play(scored)
-        self._store(refused)
         self._layer(scored, refused)
-        if self._options.offload and not self.finished:
+        played = self.finished.least()
+        self._improve(scored)
+        if not self._options.even_state:
+            self._store(refused, played)
+            self._refine(lambda plan: not has_even_state(plan))
+        if self._options.offload and not self.finished.plans:
             near = [each.layout for each in scored[:STORED]]
             self._offload([*dict.fromkeys([*refused, *near])])
+            self._refine(lambda plan: True)
+
+    def _improve(self, scored: Sequence[Scored]) -> None:
+        """What makes plans of even state better."""
         self._recut()
         self._shrink()
         if self._options.schedule is None:
             self._reschedule()
             self._reorder(scored)
-        self._refine()
-
-    def best(self) -> list[tuple[float, Plan]]:
-        """Finished plans with their costs, best first."""
-        return sorted(
-            ((cost, plan) for plan, cost in self.finished.items()),
-            key=lambda item: item[0],
-        )
-
-    def best_layouts(self) -> list[tuple[float, Plan]]:
-        """The same, one a layout; of few devices one more of each regime."""
-        few = len(self._cluster.devices) <= FEW
-        found: dict[object, tuple[float, Plan]] = {}
-        for cost, plan in self.best():
-            key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
-            regime = None
-            if few and plan.schedule is Schedule.LAYERED:
-                regime = any(stage.params for _, stage in plan.stages())
-            found.setdefault((key, regime), (cost, plan))
-        return [*found.values()]
+        self._refine(has_even_state)
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
         """The best layouts as plans that fit, simulated."""
@@ -156,20 +127,20 @@ class Finisher:
         fitting: dict[int, Plan] = {}
         while queue:
             cost, i = heapq.heappop(queue)
-            spent = left <= 0 and len(self.finished) >= LEAST
+            spent = left <= 0 and len(self.finished.plans) >= LEAST
             enough = spent or cost > order[0].cost * PLAYED_WITHIN
-            if self.finished and (enough or first_only):
+            if self.finished.plans and (enough or first_only):
                 break
             if i not in fitting:
-                found = self._fitted(order[i], self._scorer)
+                found = self.finished.fitted(order[i], self._scorer)
                 if found is None:
                     continue
                 again, fitting[i] = found
-                if again.cost > cost * (1 + SAME_FAMILY):  # others come first now
+                if again.cost > cost * SLOWER:  # others come first now
                     heapq.heappush(queue, (again.cost, i))
                     continue
             left -= num_instructions(fitting[i])
-            self._add(fitting[i])
+            self.finished.add(fitting[i])
             if not first_only:
                 self._check_time()
 
@@ -197,35 +168,22 @@ class Finisher:
             dataclasses.replace(self._options, layers_per_segment=1)
         )
         for plan in self._pipelines():
-            if self._pressed(plan):
+            if self.finished.pressed(plan):
                 self._again(plan, scorer)
 
-    def _store(self, refused: Sequence[Layout]) -> None:
+    def _store(self, refused: Sequence[Layout], played: float) -> None:
         """Layouts that state presses, with state where there is room for it.
 
-        Not where nothing is short of room: even parts travel fastest.
+        Not where nothing is short of room: even parts travel fastest. ``played`` is
+        what the best cost before it was improved, as these are not either.
         """
-        if self._options.even_state:
-            return
-        pressed = [
-            plan for _, plan in self.best_layouts()[:STORED] if self._pressed(plan)
-        ]
-        layouts = dict.fromkeys([*map(self._layout, pressed), *refused])
         scorer = self._scorer.under(self._options, stateless=True)
-        found: list[Scored] = []
-        for layout in layouts:
-            self._check_time()
-            stateless = scorer.score(layout)
-            if stateless:
-                found.append(stateless)
-        tried = 0
-        for stateless in sorted(found, key=lambda x: x.cost):
-            best = min(self.finished.values(), default=math.inf)
-            if stateless.cost > best * (1 - WORTH):
-                return
-            tried += self._fit(stateless, scorer)
-            if tried == STORED:
-                return
+        layouts = self._short(refused)
+        found = [
+            (x, scorer) for layout in layouts for x in self._scores(layout, scorer)
+        ]
+        self.finished.fit_best(found, STORED, lambda cost: cost < played * (1 - WORTH))
+        self._fit_layered(layouts, played, stateless=True)
 
     def _layer(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
         """Layouts under regimes that ask less of memory and of ways.
@@ -233,40 +191,44 @@ class Finisher:
         Where memory presses, where nothing fitted, and where gradients on their way are
         a notable part of the step.
         """
+        layouts = dict.fromkeys(self._short(refused), True)
+        for late in self._late(scored):
+            layouts.setdefault(late, False)
+        self._fit_layered(layouts, self.finished.least(), stateless=False)
+
+    def _fit_layered(
+        self, layouts: Mapping[Layout, bool], best: float, *, stateless: bool
+    ) -> None:
+        """The best few of some layouts under those regimes; what memory presses, which
+        is said of each, under all of them."""
         if not self._options.layered or self._options.schedule not in (
             None,
             Schedule.LAYERED,
         ):
             return
-        pressed = [
-            self._layout(plan)
-            for _, plan in self.best_layouts()[:STORED]
-            if self._pressed(plan)
-        ]
-        layouts = dict.fromkeys([*pressed, *refused], True)
-        for late in self._late(scored):
-            layouts.setdefault(late, False)
-        found: list[tuple[float, int, Scored, Scorer]] = []
+        found: list[tuple[Scored, Scorer]] = []
         for layout, short in layouts.items():
             single = all(len(meshes) == 1 for meshes in layout)
             regimes = SINGLE if single else MINISTAGES
             for regime in regimes if short else regimes[:2]:
-                for stateless in (False, True):
-                    if stateless and (self._options.even_state or not short):
-                        continue
-                    self._check_time()
-                    scorer = self._regime(regime, stateless=stateless)
-                    each = scorer.score(layout)
-                    if each:
-                        found.append((each.cost, len(found), each, scorer))
-        tried, few = 0, len(self._cluster.devices) <= FEW
-        for cost, _, each, scorer in sorted(found, key=lambda x: x[:2]):
-            best = min(self.finished.values(), default=math.inf)
-            if cost > best * (NEARLY if few else 1 - WORTH):
-                return
-            tried += self._fit(each, scorer)
-            if tried == STORED:
-                return
+                scorer = self._regime(regime, stateless=stateless)
+                found += [(x, scorer) for x in self._scores(layout, scorer)]
+        few = len(self._cluster.devices) <= FEW
+        near = NEARLY if few else 1 - WORTH
+        self.finished.fit_best(found, STORED, lambda cost: cost <= best * near)
+
+    def _short(self, refused: Sequence[Layout]) -> dict[Layout, bool]:
+        """The best layouts that memory presses, and those in which nothing fits."""
+        best = self.finished.best_layouts()[:STORED]
+        pressed = [self._layout(x) for _, x in best if self.finished.pressed(x)]
+        return dict.fromkeys([*pressed, *refused], True)
+
+    def _scores(self, layout: Layout, scorer: Scorer) -> Iterator[Scored]:
+        """The layout by a scorer, where it can be."""
+        self._check_time()
+        scored = scorer.score(layout)
+        if scored:
+            yield scored
 
     def _late(self, scored: Sequence[Scored]) -> list[Layout]:
         """The best layouts of whose step sums are a notable part, and that would be
@@ -281,7 +243,7 @@ class Finisher:
 
     def _offload(self, layouts: Sequence[Layout]) -> None:
         """Layouts that do not fit, with what overflows in host memory."""
-        placer = Placer(self._chain, self._cluster, self._options, self._judge)
+        placer = Placer(self._chain, self._cluster, self._options, self.finished.judge)
         for layered in (True, False):
             regime = LAYERED if layered else PLAIN
             scorer = self._scorer.under(self._options, stateless=True, regime=regime)
@@ -290,8 +252,8 @@ class Finisher:
                 skeleton = scorer.score(layout, ROOMY)
                 placed = skeleton and placer.place(scorer.plan(skeleton))
                 if placed:
-                    self._add(placed)
-        self.reasons += placer.reasons
+                    self.finished.add(placed)
+        self.finished.reasons += placer.reasons
 
     def _regime(self, regime: Regime, *, stateless: bool) -> Scorer:
         key = (regime, stateless)
@@ -301,20 +263,13 @@ class Finisher:
             )
         return self._regimes[key]
 
-    def _pressed(self, plan: Plan) -> bool:
-        """Whether some device is nearly full."""
-        return any(
-            num_bytes > PRESSED * self._cluster.device(name).usable_memory_bytes
-            for name, num_bytes in self._judge.memory_bytes(plan).items()
-        )
-
     def _reschedule(self) -> None:
         """The best pipelines under the other schedules."""
         interleaved = self._under(Schedule.INTERLEAVED)
         for plan in self._pipelines():
             for schedule in (Schedule.ZERO_BUBBLE, Schedule.EAGER):
                 self._check_time()
-                self._add(dataclasses.replace(plan, schedule=schedule))
+                self.finished.add(dataclasses.replace(plan, schedule=schedule))
             self._again(plan, interleaved)
 
     def _reorder(self, scored: Sequence[Scored]) -> None:
@@ -341,14 +296,19 @@ class Finisher:
         for early in sorted(found.values(), key=lambda x: x.cost)[
             : self._effort.reordered
         ]:
-            self._fit(early, eager)
+            self.finished.fit(early, eager)
 
-    def _refine(self) -> None:
+    def _refine(self, which: Callable[[Plan], bool]) -> None:
         """Walks over variants of the best few layouts while they are faster."""
-        best = self.best_layouts()[: self._effort.walked]
+        best = self.finished.best_layouts(which)[: self._effort.walked]
         left = self._effort.refined
-        tried = {dataclasses.replace(plan, prediction=None) for plan in self.finished}
+        tried = self._tried
+        tried.update(
+            dataclasses.replace(plan, prediction=None) for plan in self.finished.plans
+        )
         for i, (cost, start) in enumerate(best):
+            if cost > self.finished.least() * PLAYED_WITHIN:
+                return
             share, least = left // min(2, len(best) - i), 0 if i else LEAST
             left -= share - self._refine_one(start, cost, share, least, tried)
 
@@ -374,7 +334,7 @@ class Finisher:
                 # What turns layered is free: it would shorten the other walks.
                 if not (turns and plan.schedule is Schedule.LAYERED):
                     budget -= num_instructions(plan)
-                found = self._add(plan)
+                found = self.finished.add(plan)
                 if found is not None and found < least_cost * (1 - 1e-9):
                     best, least_cost, at, improved = plan, found, i, True
                     break
@@ -389,7 +349,7 @@ class Finisher:
         """The best plans that have several stages in a replica."""
         long = [
             plan
-            for _, plan in self.best()
+            for _, plan in self.finished.best()
             if any(len(replica.stages) > 1 for replica in plan.replicas)
         ]
         return long[: self._effort.rescheduled]
@@ -401,77 +361,13 @@ class Finisher:
         self._check_time()
         scored = scorer.score(self._layout(plan), most_samples=most_samples)
         if scored:
-            self._fit(scored, scorer)
+            self.finished.fit(scored, scorer)
 
     def _layout(self, plan: Plan) -> Layout:
         return tuple(
             tuple(self._maker.mesh(s.devices, s.tensor) for s in replica.stages)
             for replica in plan.replicas
         )
-
-    def _fit(self, scored: Scored, scorer: Scorer) -> bool:
-        """A layout, fitted exactly and simulated; whether it fits."""
-        self._check_time()
-        found = self._fitted(scored, scorer)
-        return found is not None and self._add(found[1]) is not None
-
-    def _fitted(self, scored: Scored, scorer: Scorer) -> tuple[Scored, Plan] | None:
-        """The layout made to fit exactly, and its plan."""
-        shares = STATELESS_SHARES if scorer.stateless else BUDGET_SHARES
-        largest = max(scored.setting.budget_share, *shares)
-        for share in dict.fromkeys((largest, *shares)):
-            again = scored
-            if share != scored.setting.budget_share:
-                found = scorer.score(scored.layout, share)
-                if found is None:
-                    return None
-                again = found
-            plan = scorer.plan(again)
-            try:
-                for rule in (
-                    check_layers,
-                    check_meshes,
-                    check_tensor_dims,
-                    check_batch,
-                ):
-                    rule(plan, self._chain, self._cluster)
-            except PlanError as error:
-                self.reasons.append(str(error))
-                return None
-            if scorer.stateless:
-                stored = self._stored(plan)
-                if stored:
-                    return again, stored
-            elif self._judge.fits(plan):
-                return again, plan
-            elif full := self._judge.full_host(plan):
-                self.reasons.append(full)
-        return None
-
-    def _stored(self, plan: Plan) -> Plan | None:
-        """The plan with its state where there is room; None where there is too little.
-
-        Sums that pass through a home take room of their own, known when it is one.
-        """
-        usable = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
-        used = self._judge.stateless_bytes(plan)
-        room = {name: float(usable[name] - used.get(name, 0)) for name in usable}
-        for _ in range(FILLED):
-            shares = state_shares(
-                plan, self._chain, self._cluster, room, moments=self._options.moments
-            )
-            if shares is None:
-                return None
-            made = dataclasses.replace(plan, state=shares)
-            if self._judge.fits(made):
-                return made
-            if full := self._judge.full_host(made):
-                self.reasons.append(full)
-                return None
-            promised = self._judge.memory_bytes(made)
-            for name, num_bytes in promised.items():
-                room[name] -= max(0, num_bytes - usable[name]) * SPARE
-        return None
 
     def _valid(self, plan: Plan) -> bool:
         """Whether microbatches hold all samples, and no padding where none may be."""
@@ -481,17 +377,6 @@ class Finisher:
             if not least <= replica.samples <= room:
                 return False
         return True
-
-    def _add(self, plan: Plan) -> float | None:
-        """Plays a plan; its cost, or None where it does not fit."""
-        predicted = self._judge.predicted(plan)
-        if predicted is None or predicted.prediction is None:
-            return None
-        cost = self.finished[predicted] = self._judge.cost(plan)
-        if self._options.objective is Objective.STEP:
-            self._shortest_s = min(self._shortest_s, cost)
-        self._progress(f"{len(self.finished)} plans simulated", self._shortest_s)
-        return cost
 
 
 def _diverse(found: Iterable[Scored]) -> list[Scored]:

@@ -17,6 +17,9 @@ from hexijax.planner.options import Grouping, PlanOptions
 MAX_NODES_ALONE = 8
 """Nodes that are also tried alone; more are equals as a rule."""
 
+MAX_MIXED = 3
+"""Kinds that are also tried together without the others."""
+
 
 def layouts(
     cluster: Cluster, maker: MeshMaker, options: PlanOptions
@@ -50,12 +53,23 @@ def _subsets(
         yield f"{kind} alone", [d for d in cluster.devices if d.kind == kind]
         first = next(d for d in cluster.devices if d.kind == kind)
         yield f"{first.name} alone", [first]
+    if options.grouping is Grouping.MESH:
+        yield from _mixtures(cluster)
     if len(cluster.nodes) <= MAX_NODES_ALONE:
         for node in cluster.nodes:
             yield (
                 f"{node.name} alone",
                 [d for d in cluster.devices if d.node == node.name],
             )
+
+
+def _mixtures(cluster: Cluster) -> Iterator[tuple[str, Sequence[Device]]]:
+    """Several kinds, not all: under other groupings the search itself finds them."""
+    kinds = [*dict.fromkeys(device.kind for device in cluster.devices)]
+    for count in range(2, min(len(kinds), MAX_MIXED + 1)):
+        for some in itertools.combinations(kinds, count):
+            devices = [d for d in cluster.devices if d.kind in some]
+            yield f"{' and '.join(some)} alone", devices
 
 
 def _blocks(devices: Sequence[Device]) -> list[list[Device]]:

@@ -15,13 +15,16 @@ from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Memory, Params, Plan, Schedule, Stage
 from hexijax.planner.options import PlanOptions
 
+PARTS = (1.0, 0.5, 0.25, 0.12, 0.06, 0.0)
+"""Of the segments in question, and one at least."""
+
 
 def keeping(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     """The plan under the other schedule, or with more kept where it is."""
     yield from _schedules(plan, options)
     for changed in (_less_freed, _less_waiting):
         made: list[Plan] = []
-        for part in (1.0, 0.5, 0.0):
+        for part in PARTS:
             other = _each(plan, functools.partial(changed, part=part))
             if other.replicas != plan.replicas and other not in made:
                 made.append(other)

@@ -190,7 +190,7 @@ class _Search:
             stopped = "interrupted"
         except _OutOfTimeError:
             stopped = f"{self._options.seconds:g} s were asked for"
-        if stopped and not self._finisher.finished:
+        if stopped and not self._finisher.finished.plans:
             self._finisher.play(self._by_cost(), first_only=True)
         best = self._best()
         return Found(
@@ -200,13 +200,13 @@ class _Search:
             bound_s=bound,
             search_s=time.monotonic() - self._begun_s,
             layouts=self._scorer.count,
-            played=len(self._finisher.finished),
+            played=len(self._finisher.finished.plans),
             stopped=stopped,
         )
 
     def _best(self) -> list[tuple[float, Plan]]:
         """Finished plans with their costs, best first, one a layout."""
-        if not self._finisher.finished:
+        if not self._finisher.finished.plans:
             raise InfeasiblePlanError(
                 explain_infeasible(
                     self._chain,
@@ -214,11 +214,11 @@ class _Search:
                     self._batch_size,
                     self._dtype,
                     self._options,
-                    self._finisher.reasons,
+                    self._finisher.finished.reasons,
                 )
             )
         found: dict[object, tuple[float, Plan]] = {}
-        for cost, plan in self._finisher.best():
+        for cost, plan in self._finisher.finished.best():
             key = tuple(tuple(s.devices for s in r.stages) for r in plan.replicas)
             found.setdefault(key, (cost, plan))
         marks = {
@@ -239,15 +239,19 @@ class _Search:
         options = self._options
         for _, layout in layouts(self._cluster, self._maker, options):
             yield layout
-        if options.grouping is not Grouping.AUTO:
+        if options.grouping not in (Grouping.AUTO, Grouping.MESH):
             return
         if len(self._cluster.devices) <= FEW:
-            yield from every_layout(
+            every = every_layout(
                 self._cluster,
                 self._maker,
                 self._degrees,
                 use_all=options.use_all_devices,
             )
+            auto = options.grouping is Grouping.AUTO
+            yield from (x for x in every if auto or all(len(r) == 1 for r in x))
+            return
+        if options.grouping is Grouping.MESH:
             return
         forms = functools.partial(
             Forms,
@@ -265,12 +269,12 @@ class _Search:
             batch_size=self._batch_size,
         )
         per_segment = layers_per_segment(2, options.layers_per_segment)
-        every = forms()
-        mixed = mixtures(every, use_all=options.use_all_devices)
+        whole = forms()
+        mixed = mixtures(whole, use_all=options.use_all_devices)
         yield from mixed.layouts(per_segment, bound)
         if not options.use_all_devices:
-            yield from families(every, self._cost)
-        yield from spread(every, self._degrees, len(self._chain.layers), self._cost)
+            yield from families(whole, self._cost)
+        yield from spread(whole, self._degrees, len(self._chain.layers), self._cost)
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
