@@ -133,7 +133,10 @@ class Finished:
           most: that are simulated.
           worth: whether a layout of some cost by formula is still worth a look.
         """
-        queue = [(scored.cost, i) for i, (scored, _) in enumerate(found)]
+        unlike: dict[object, int] = {}
+        for i, (scored, scorer) in enumerate(found):
+            unlike.setdefault((id(scorer), scorer.form(scored)), i)
+        queue = [(found[i][0].cost, i) for i in unlike.values()]
         heapq.heapify(queue)
         fitting: dict[int, Plan] = {}
         while queue and most:

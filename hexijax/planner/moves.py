@@ -38,10 +38,12 @@ def neighbours(
     yield from _additions(layout, cluster, maker)
 
 
-def same_but_names(layout: Layout, cluster: Cluster) -> object:
-    """Equal for layouts that differ in which of equal devices and nodes they name."""
+def same_but_names(
+    layout: Layout, cluster: Cluster, classes: dict[object, int]
+) -> object:
+    """Equal for layouts that differ in which of equal devices and nodes they name, and
+    in the order of replicas; ``classes`` has the kinds of nodes seen so far."""
     numbers: dict[str, int] = {}
-    classes: dict[object, int] = {}
     replicas: list[list[tuple[int, int, str]]] = []
     for meshes in layout:
         nodes = [cluster.node(mesh.node) for mesh in meshes]

@@ -44,7 +44,8 @@ out, are not scored."""
 
 
 REFUSED = 12
-"""Layouts in which even parts of state do not fit that are tried with uneven ones."""
+"""Layouts in which even parts of state do not fit that are tried with uneven ones: so
+many of those that compute fastest, and of those with most room."""
 
 OPTIMISTIC = 1.25
 """Of the budget, where the layer-by-layer bound of memory finds no room: the finished
@@ -172,6 +173,7 @@ class _Search:
         self._scored: dict[Layout, Scored] = {}
         self._refused: list[Layout] = []
         self._least = math.inf
+        self._classes: dict[object, int] = {}
         self._sizes = sizes_up_to(batch_size)
 
     def run(self) -> Found:
@@ -292,18 +294,22 @@ class _Search:
                 yield from alone.layouts(per_segment, alone_s)
 
     def _best_refused(self) -> list[Layout]:
-        """Of the layouts that do not fit those that compute fastest, one a form."""
+        """Of the layouts that do not fit, those that compute fastest and those that
+        have most room, one a form."""
         fitter = self._scorer.fitter
-        bounds = [
-            (fitter.bound_s(x, self._sizes), i) for i, x in enumerate(self._refused)
-        ]
-        found: dict[object, Layout] = {}
-        for each_s, i in sorted(bounds):
-            if each_s == math.inf or len(found) == REFUSED:
-                break
-            layout = self._refused[i]
-            found.setdefault(same_but_names(layout, self._cluster), layout)
-        return [*found.values()]
+        unlike: dict[object, Layout] = {}
+        for layout in self._refused:
+            unlike.setdefault(self._form(layout), layout)
+        layouts = [*unlike.values()]
+        each_s = [fitter.bound_s(x, self._sizes) for x in layouts]
+        priced = [i for i, seconds in enumerate(each_s) if seconds < math.inf]
+        fastest = sorted(priced, key=lambda i: (each_s[i], i))
+        roomiest = sorted(fastest, key=lambda i: -_room_bytes(layouts[i]))
+        found = dict.fromkeys([*fastest[:REFUSED], *roomiest[:REFUSED]])
+        return [layouts[i] for i in found]
+
+    def _form(self, layout: Layout) -> object:
+        return same_but_names(layout, self._cluster, self._classes)
 
     def _by_cost(self) -> list[Scored]:
         return sorted(self._scored.values(), key=lambda scored: scored.cost)
@@ -368,7 +374,7 @@ class _Search:
                         break
                     if self._options.use_all_devices and not self._uses_all(layout):
                         continue
-                    form = same_but_names(layout, self._cluster)
+                    form = self._form(layout)
                     if form in walked:
                         continue
                     walked.add(form)
@@ -381,3 +387,12 @@ class _Search:
     def _uses_all(self, layout: Layout) -> bool:
         used = sum(mesh.shape.num_devices for meshes in layout for mesh in meshes)
         return used == len(self._cluster.devices)
+
+
+def _room_bytes(layout: Layout) -> int:
+    """For a whole model, of the device that has least of it for its part."""
+    return min(
+        mesh.shape.usable_memory_bytes * mesh.shape.tensor * len(meshes)
+        for meshes in layout
+        for mesh in meshes
+    )
