@@ -14,13 +14,13 @@ import dataclasses
 import functools
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.planner.effort import FEW, Effort, num_instructions
-from hexijax.planner.finished import SLOWER, Finished, has_even_state
+from hexijax.planner.finished import SLOWER, Finished
 from hexijax.planner.found import Progress
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker
 from hexijax.planner.offload.place import Placer
@@ -96,23 +96,24 @@ class Finisher:
         self.play(scored)
         self._layer(scored, refused)
         played = self.finished.least()
-        self._improve(scored)
+        self._improve(scored, set())
+        known = set(self.finished.plans)
         if not self._options.even_state:
             self._store(refused, played)
-            self._refine(lambda plan: not has_even_state(plan))
         if self._options.offload and not self.finished.plans:
             near = [each.layout for each in scored[:STORED]]
             self._offload([*dict.fromkeys([*refused, *near])])
-            self._refine(lambda plan: True)
+        if len(self.finished.plans) > len(known):
+            self._improve((), known)
 
-    def _improve(self, scored: Sequence[Scored]) -> None:
-        """What makes plans of even state better."""
-        self._recut()
-        self._shrink()
+    def _improve(self, scored: Sequence[Scored], known: Set[Plan]) -> None:
+        """What makes the best plans better, those that are ``known`` left out."""
+        self._recut(known)
+        self._shrink(known)
         if self._options.schedule is None:
-            self._reschedule()
+            self._reschedule(known)
             self._reorder(scored)
-        self._refine(has_even_state)
+        self._refine(known)
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
         """The best layouts as plans that fit, simulated."""
@@ -144,19 +145,19 @@ class Finisher:
             if not first_only:
                 self._check_time()
 
-    def _shrink(self) -> None:
+    def _shrink(self, known: Set[Plan]) -> None:
         """The best pipelines with smaller microbatches, their layers split anew.
 
         The formula knows less of messages than the simulator, and smaller ones fill
         and drain a pipeline sooner.
         """
-        for plan in self._pipelines():
+        for plan in self._pipelines(known):
             largest = max(replica.microbatch_size for replica in plan.replicas)
             for most in (largest // 2, largest // 4):
                 if most:
                     self._again(plan, self._scorer, most_samples=most)
 
-    def _recut(self) -> None:
+    def _recut(self, known: Set[Plan]) -> None:
         """The best pipelines that memory presses, layer by layer in segments.
 
         Those hold fewer gradients at once, so that layers can go where the speed is;
@@ -167,7 +168,7 @@ class Finisher:
         scorer = self._scorer.under(
             dataclasses.replace(self._options, layers_per_segment=1)
         )
-        for plan in self._pipelines():
+        for plan in self._pipelines(known):
             if self.finished.pressed(plan):
                 self._again(plan, scorer)
 
@@ -263,10 +264,10 @@ class Finisher:
             )
         return self._regimes[key]
 
-    def _reschedule(self) -> None:
+    def _reschedule(self, known: Set[Plan]) -> None:
         """The best pipelines under the other schedules."""
         interleaved = self._under(Schedule.INTERLEAVED)
-        for plan in self._pipelines():
+        for plan in self._pipelines(known):
             for schedule in (Schedule.ZERO_BUBBLE, Schedule.EAGER):
                 self._check_time()
                 self.finished.add(dataclasses.replace(plan, schedule=schedule))
@@ -298,9 +299,9 @@ class Finisher:
         ]:
             self.finished.fit(early, eager)
 
-    def _refine(self, which: Callable[[Plan], bool]) -> None:
+    def _refine(self, known: Set[Plan]) -> None:
         """Walks over variants of the best few layouts while they are faster."""
-        best = self.finished.best_layouts(which)[: self._effort.walked]
+        best = self.finished.best_layouts(known)[: self._effort.walked]
         left = self._effort.refined
         tried = self._tried
         tried.update(
@@ -345,12 +346,13 @@ class Finisher:
     def _under(self, schedule: Schedule) -> Scorer:
         return self._scorer.under(dataclasses.replace(self._options, schedule=schedule))
 
-    def _pipelines(self) -> list[Plan]:
-        """The best plans that have several stages in a replica."""
+    def _pipelines(self, known: Set[Plan]) -> list[Plan]:
+        """The best plans that have several stages in a replica, and are not known."""
         long = [
             plan
             for _, plan in self.finished.best()
-            if any(len(replica.stages) > 1 for replica in plan.replicas)
+            if plan not in known
+            and any(len(replica.stages) > 1 for replica in plan.replicas)
         ]
         return long[: self._effort.rescheduled]
 

@@ -10,7 +10,7 @@ out of the estimate goes where room is left.
 import dataclasses
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
@@ -75,14 +75,13 @@ class Finished:
             key=lambda item: item[0],
         )
 
-    def best_layouts(
-        self, which: Callable[[Plan], bool] = lambda plan: True
-    ) -> list[tuple[float, Plan]]:
-        """Of some the best, one a layout; of few devices one more of each regime."""
+    def best_layouts(self, known: Set[Plan] = frozenset()) -> list[tuple[float, Plan]]:
+        """The same, one a layout; of few devices one more of each regime. Those that
+        are ``known`` are left out."""
         few = len(self._cluster.devices) <= FEW
         found: dict[object, tuple[float, Plan]] = {}
         for cost, plan in self.best():
-            if not which(plan):
+            if plan in known:
                 continue
             key = tuple(
                 sorted(tuple(s.devices for s in r.stages) for r in plan.replicas)

@@ -191,14 +191,13 @@ def test_a_split_of_ones_own_is_honoured():
     assert "The split 7+6 was asked for: 13 layers, and toy has 12." in str(
         caught.value
     )
-    with pytest.raises(
-        InfeasiblePlanError, match=r"with 4\+4\+1\+1\+1\+1 layers a stage"
-    ):
+    most = (4, *(1,) * 8)  # more than four devices hold, in any number of rounds
+    with pytest.raises(InfeasiblePlanError, match=r"with 4(\+1){8} layers a stage"):
         make_plan(
             CHAIN,
             cluster,
             batch_size=16,
-            options=PlanOptions(layers_per_stage=((4, 4, 1, 1, 1, 1),)),
+            options=PlanOptions(layers_per_stage=(most,)),
         )
 
 
