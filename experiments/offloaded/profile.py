@@ -18,8 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax.sharding import SingleDeviceSharding
 
+from experiments.common import adamw
 from experiments.emulated.checking import product_flops_per_s
 from experiments.offloaded import cells
 from hexijax.costs.compute import fused_attention
@@ -66,17 +69,35 @@ def links(device: jax.Device, num_bytes: int) -> dict[str, float]:
     }
 
 
-def host_update(params: int) -> float:
-    """Parameters a second that Adam updates on the host's cores, in one program."""
+def host_update(device: jax.Device, params: int) -> dict[str, float]:
+    """Parameters a second that the host's cores update as a run has them: gradients in
+    pinned memory, state that is overwritten, a bf16 copy; and bytes a second of that
+    copy's way into the device."""
+    cpu = SingleDeviceSharding(jax.devices("cpu")[0])
+    pinned = SingleDeviceSharding(device, memory_kind="pinned_host")
+    optimizer = adamw(1e-4, 100)
+
+    def update(state: Any, grad: Any) -> Any:
+        changes, moments = optimizer.update(grad, state[1], state[0])
+        master = optax.apply_updates(state[0], changes)
+        return (master, moments), master.astype(jnp.bfloat16)
+
     with jax.default_device(jax.devices("cpu")[0]):
-        state = [jnp.full(params, 0.01, jnp.float32) for _ in range(4)]
-
-        def adam(p: Any, m: Any, v: Any, g: Any) -> Any:
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
-            return p - 1e-4 * m / (jnp.sqrt(v) + 1e-8), m, v
-
-        step = jax.jit(adam)
-        return params / seconds(lambda: step(*state), 3)
+        master = jnp.full(params, 0.01, jnp.float32)
+        state = (master, optimizer.init(master))
+        step = jax.jit(update, donate_argnums=0)
+    grad = jax.device_put(np.full(params, 0.01, np.float32), pinned)
+    times: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        state, copy = step(state, jax.device_put(grad, cpu))
+        jax.block_until_ready((state, copy))
+        times.append(time.perf_counter() - began)
+    here = SingleDeviceSharding(device)
+    return {
+        "update": params / statistics.median(times[1:]),
+        "return": 2 * params / seconds(lambda: jax.device_put(copy, here)),
+    }
 
 
 def layers(name: str, samples: int, small: bool) -> list[dict[str, Any]]:
@@ -146,7 +167,9 @@ def main() -> None:
     rows = 256 if args.small else 8192
     found["product_flops_per_s"] = product_flops_per_s(device, rows)
     found["links"] = links(device, scale * 2**21)
-    found["update_params_per_s"] = host_update(scale * 2**17)
+    host = host_update(device, scale * 2**17)
+    found["update_params_per_s"] = host["update"]
+    found["return_bytes_per_s"] = host["return"]
     keep()
     for words in args.layers:
         name, sizes = words.split(":")

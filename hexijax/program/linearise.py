@@ -27,6 +27,7 @@ from hexijax.program.program import (
     Gather,
     Instruction,
     Join,
+    Kind,
     Load,
     Part,
     Prefetch,
@@ -161,7 +162,7 @@ def linearise(
     devices = {place: stage.devices for place, stage in plan.stages()}
     starts = by_start(
         followers=followers,
-        ranks=[_rank(instr) for instr in jobs],
+        ranks=_ranks(jobs),
         devices=[_devices(instr, devices) for instr in jobs],
         seconds=[costs.duration_s(instr) for instr in jobs],
         lags_s={
@@ -190,11 +191,22 @@ def linearise(
     return tuple(order)
 
 
-def _rank(instr: Instruction) -> int:
+def _ranks(jobs: Sequence[Instruction]) -> list[int]:
     """An update that holds up copies is done at once: it is short beside them."""
-    if isinstance(instr, Update) and instr.site is Site.STREAMED:
-        return RANKS[Join]
-    return COPIES.get(type(instr)) or RANKS[type(instr)]
+    written_back = {
+        instr.reads[0].buffer.subject
+        for instr in jobs
+        if isinstance(instr, WriteBack) and instr.reads[0].buffer.kind is Kind.PARAM
+    }
+
+    def rank(instr: Instruction) -> int:
+        if isinstance(instr, Update) and (
+            instr.site is Site.STREAMED or instr.group in written_back
+        ):
+            return RANKS[Join]
+        return COPIES.get(type(instr)) or RANKS[type(instr)]
+
+    return [rank(instr) for instr in jobs]
 
 
 def _devices(

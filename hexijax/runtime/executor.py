@@ -45,7 +45,7 @@ from hexijax.program.program import (
 from hexijax.program.waiting import held_back
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
-from hexijax.runtime.later import later, value
+from hexijax.runtime.later import later, once_there, value
 from hexijax.runtime.layout import DEVICE, PINNED_HOST
 from hexijax.runtime.lowering import Compiled
 from hexijax.runtime.memories import check_memory
@@ -330,7 +330,7 @@ class Executor:
         consts = {name: everywhere[name] for name in segment.consts}
 
         def inputs(slots: Slots) -> Any:
-            leaves = tuple(x for group in groups for x in slots[group])
+            leaves = tuple(x for group in groups for x in value(slots[group]))
             arrays = slots[batch[0]] if names else {}
             return (
                 leaves,
@@ -637,19 +637,21 @@ class Executor:
         ]
         targets = {b.place: self._at(b) for b in instruction.writes}
 
-        def action(slots: Slots) -> None:
+        def made(*given: Any) -> tuple[Any, ...]:
             slices = {
-                home: group.slices(home, value(slots[slot]))
-                if is_state
-                else group.on_devices(home, value(slots[slot]))
-                for home, slot, is_state in states
+                home: group.slices(home, x) if is_state else group.on_devices(home, x)
+                for (home, _, is_state), x in zip(states, given, strict=True)
             }
             if path:
-                made = group.gather(slices, path)
-            else:
-                made = {place: group.send_params(place, slices) for place in targets}
-            for place, pieces in made.items():
-                slots[targets[place]] = pieces
+                gathered = group.gather(slices, path)
+                return tuple(gathered[place] for place in targets)
+            return tuple(group.send_params(place, slices) for place in targets)
+
+        def action(slots: Slots) -> None:
+            given = [slots[slot] for _, slot, _ in states]
+            pieces = once_there(made, given, len(targets))
+            for slot, each in zip(targets.values(), pieces, strict=True):
+                slots[slot] = each
 
         return action
 
@@ -657,10 +659,13 @@ class Executor:
         (read,), (written,) = instruction.reads, instruction.writes
         source, target = self._at(read.buffer), self._at(written)
 
-        def action(slots: Slots) -> None:
-            arrays, tree = jax.tree.flatten(slots[source])
+        def copied(given: Any) -> tuple[Any]:
+            arrays, tree = jax.tree.flatten(given)
             where = [x.sharding.with_memory_kind(kind) for x in arrays]
-            slots[target] = jax.tree.unflatten(tree, jax.device_put(arrays, where))
+            return (jax.tree.unflatten(tree, jax.device_put(arrays, where)),)
+
+        def action(slots: Slots) -> None:
+            (slots[target],) = once_there(copied, [slots[source]], 1)
 
         return action
 
@@ -669,8 +674,11 @@ class Executor:
         (pieces,) = self._reads(instruction, Kind.PIECES).values()
         (target,) = self._writes(instruction, Kind.PARAM).values()
 
+        def joined(given: Any) -> tuple[Any]:
+            return (group.join(place, given),)
+
         def action(slots: Slots) -> None:
-            slots[target] = group.join(place, slots[pieces])
+            (slots[target],) = once_there(joined, [slots[pieces]], 1)
 
         return action
 

@@ -1,13 +1,15 @@
 """What the host's own processor will have computed, while dispatch goes on.
 
 A worker thread takes host updates one after another: they wait for gradients on their
-way from the devices, and nothing else must. Whoever needs a result waits for it.
+way from the devices, and nothing else must. What only passes a result on, a gather of
+new parameters, is left to the worker as well: dispatch waits where something computes
+with it, and what stands before that is handed over meanwhile.
 """
 
 import concurrent.futures
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -28,6 +30,15 @@ def later(work: Callable[[], tuple[Any, ...]], parts: int) -> tuple[Later, ...]:
     """The parts of what ``work`` will return, after all that was asked for before."""
     future = _worker().submit(work)
     return tuple(Later(future, part) for part in range(parts))
+
+
+def once_there(
+    work: Callable[..., tuple[Any, ...]], given: Sequence[Any], parts: int
+) -> tuple[Any, ...]:
+    """What ``work`` makes of values: at once, or by the worker where one is to come."""
+    if any(isinstance(x, Later) for x in given):
+        return later(lambda: work(*map(value, given)), parts)
+    return work(*given)
 
 
 @functools.cache
