@@ -27,12 +27,16 @@ from hexijax.job.intake import trace_chain
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.plan.plan import Params, Plan, UpdateOrder
+from hexijax.planner.baselines.offload import offload_plans
 
 LAYERS = ("llama-3:4,8", "gpt-4B:8", "gpt-2B:8")
 """Models whose layers are timed, by microbatch."""
 
 LLAMAS = ("llama-24", "llama-12", "llama-16")
 """5.1 B, what fits a card with its state, and what does with a little room."""
+
+GPTS = ("gpt-2B", "gpt-4B", "gpt-6B")
+"""Parts of their own: under the largest cap."""
 
 CAPS = (12, 24, 40, 80)
 """GiB, the least first: peaks are counted from a process's start."""
@@ -116,27 +120,31 @@ class Cell:
 
 
 def capped(bench: Bench, model: str, caps: Sequence[float]) -> None:
-    """A model under caps."""
+    """A model under caps, its updates by need and in the order of gradients."""
     cell = Cell(bench, model)
     made: dict[str, tuple[Plan, float]] = {}
     for cap in caps:
         try:
-            made[f"{cap:g} GiB"] = (cell.ours(cap), cap)
+            plan = cell.ours(cap)
         except UserError as error:
             bench.found["failed"][f"{model}, {cap:g} GiB"] = str(error)
-    cell.run(made, traced=[*made][-1:], apart=[*made][-1:])
+            continue
+        for order in UpdateOrder:
+            ordered = plans.in_order(plan, order)
+            if not any(ordered == other for other, _ in made.values()):
+                made[f"{cap:g} GiB, {order}"] = (ordered, cap)
+    cell.run(made, traced=[*made])
 
 
-def orders(bench: Bench, model: str, cap_gib: float) -> None:
-    """The same plan with updates by need and in the order of gradients, with and
-    without the host's cores."""
+def sites(bench: Bench, model: str, cap_gib: float) -> None:
+    """The same plan with and without the host's cores, in both orders."""
     cell = Cell(bench, model)
     plan = cell.ours(cap_gib)
-    sites = {"": plan, ", no host updates": plans.without_host_updates(plan)}
+    both = {"": plan, ", no host updates": plans.without_host_updates(plan)}
     made = {
         f"{order}{words}": (plans.in_order(at, order), cap_gib)
-        for words, at in sites.items()
-        for order in (UpdateOrder.FIFO, UpdateOrder.PRIORITY)
+        for words, at in both.items()
+        for order in UpdateOrder
     }
     cell.run(made, traced=[*made], steps=4)
 
@@ -163,6 +171,20 @@ def losses(bench: Bench, model: str, cap_gib: float, size: int) -> None:
         "resident": (plan, max(CAPS)),
     }
     cell.run(made, steps=10)
+
+
+def systems(bench: Bench, model: str, cap_gib: float) -> None:
+    """Ours beside what other systems would place, all as our Programs."""
+    cell = Cell(bench, model)
+    cluster = cell.cluster(cap_gib)
+    found = offload_plans(
+        cell.chain,
+        cluster,
+        batch_size=cell.experiment.batch_size,
+        dtype=cell.experiment.dtype,
+    )
+    plans_of = {"ours": cell.ours(cap_gib), **found}
+    cell.run({k: (v, cap_gib) for k, v in plans_of.items() if v}, steps=3)
 
 
 def peers(bench: Bench, commands: Sequence[str]) -> None:
@@ -195,7 +217,7 @@ def main() -> None:
     layers = ["small-3:4"] if small else args.layers
     todo: Mapping[str, Callable[[], None]] = {
         "llama": lambda: capped(bench, whole, caps),
-        "orders": lambda: orders(bench, whole, caps[-1]),
+        "sites": lambda: sites(bench, whole, caps[-1]),
         "streams": lambda: streams(bench, most, 8),
         "losses": lambda: losses(bench, half, caps[0], 4),
     }
@@ -208,6 +230,8 @@ def main() -> None:
         for part in args.parts:
             if part == "profile":
                 bench.part(part, lambda: profile(bench, layers))
+            elif part in GPTS:
+                bench.part(part, lambda name=part: systems(bench, name, caps[-1]))
             elif part == "peers":
                 peers(bench, args.peer)
             else:
