@@ -12,8 +12,12 @@ from hexijax.costs.rates import HOST_CALL_S
 from hexijax.program.clock import together
 from hexijax.simulator.tasks import Task, Use
 
-MOST_STEPS = 64
-"""Played before the last is taken as the steady state."""
+MOST_STEPS = 24
+"""Played before the last half of them is taken as the steady state."""
+
+LONGEST_ROUND = 6
+"""Steps after which queues are looked at for repeating: where ways are shared, long and
+short steps may take turns."""
 
 SAME = 1e-9
 """Queues that advance by amounts which differ by less, relatively, repeat."""
@@ -67,13 +71,23 @@ class Steps:
         return made
 
     def until_they_repeat(self) -> float:
-        """Plays steps; returns how long one takes in the steady state."""
-        step_s = self.play()
+        """Plays steps; returns how long one takes in the steady state.
+
+        Where long and short ones take turns, that is their mean.
+        """
+        host_s = max(self.host_step_s.values(), default=0.0)
+        before: list[tuple[float, list[float]]] = [(0.0, list(self.free_s))]
         for _ in range(MOST_STEPS):
-            if self._repeat(step_s):
-                break
-            step_s = self.play()
-        return step_s
+            self.play()
+            for count, (end_s, free_s) in enumerate(reversed(before), 1):
+                if count > LONGEST_ROUND:
+                    break
+                round_s = self._end_s - end_s
+                if self._repeat(free_s, round_s, host_s * count):
+                    return round_s / count
+            before.append((self._end_s, list(self.free_s)))
+        half = MOST_STEPS // 2
+        return max(host_s, (self._end_s - before[-1 - half][0]) / half)
 
     def play(self) -> float:
         """One more step; returns the time from the last one's end to its own."""
@@ -127,13 +141,13 @@ class Steps:
         last_s, self._end_s = self._end_s, max(ends)
         return self._end_s - last_s
 
-    def _repeat(self, step_s: float) -> bool:
-        """Whether every queue advanced by the whole step, and no host needs longer."""
-        return all(
-            abs(now_s - before_s - step_s) <= SAME * step_s
-            for now_s, before_s in zip(self.free_s, self.free_before_s, strict=True)
-            if now_s > before_s
-        ) and all(host_s <= step_s * (1 + SAME) for host_s in self.host_step_s.values())
+    def _repeat(self, before_s: Sequence[float], round_s: float, host_s: float) -> bool:
+        """Whether every queue advanced by the whole round, and no host needs longer."""
+        return host_s <= round_s * (1 + SAME) and all(
+            abs(now_s - then_s - round_s) <= SAME * round_s
+            for now_s, then_s in zip(self.free_s, before_s, strict=True)
+            if now_s > then_s
+        )
 
 
 class Ways:

@@ -19,10 +19,10 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.program.boxes import users
 from hexijax.program.lower import StepRules, lower
-from hexijax.program.program import Backward, Forward, Instruction, Part
+from hexijax.program.program import Backward, Forward, Free, Instruction, Part
 from hexijax.simulator import Cause, Timeline, simulate
-from hexijax.simulator.steps import Ways
-from hexijax.simulator.tasks import What
+from hexijax.simulator.steps import Steps, Ways
+from hexijax.simulator.tasks import Task, Use, What
 from hexijax.simulator.trace import write_trace
 from tests.plan.examples import make_kind
 from tests.program.examples import make_chain, make_plan, make_stages
@@ -255,3 +255,15 @@ def test_a_way_carries_what_is_ready_first():
     assert ways.take(2.0, ((1, 2.0),))[0] == 3.0  # behind the one before
     assert ways.take(2.0, ((1, 1.0),))[0] == 7.0  # no gap is long enough
     assert free_s == [7.0, 8.0]
+
+
+def test_steps_that_take_turns_count_as_their_mean():
+    """Each of two tasks waits for the other's step before: 5 s and 11 s in turn."""
+    steps = Steps(
+        [
+            Task(Use(What.SYNC, 1.0, ("a/0",)), Free(), before=[(1, 10.0)]),
+            Task(Use(What.SYNC, 1.0, ("b/0",)), Free(), before=[(0, 4.0)]),
+        ]
+    )
+    assert steps.until_they_repeat() == 8.0
+    assert {steps.play(), steps.play()} == {5.0, 11.0}
