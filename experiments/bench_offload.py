@@ -55,7 +55,8 @@ def profile(bench: Bench, layers: Sequence[str]) -> None:
             found = json.loads(result.read_text())
             for name in ("card", "jax", "python"):
                 bench.rows["what"][name] = found.pop(name)
-            bench.found["profile"] = found
+            known = bench.found.get("profile", {}).get("rows", [])
+            bench.found["profile"] = found | {"rows": [*known, *found["rows"]]}
 
 
 class Cell:

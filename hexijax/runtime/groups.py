@@ -19,7 +19,7 @@ from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.program import Memory, Site
 from hexijax.runtime.gathers import Gathers
-from hexijax.runtime.group_shapes import Arrays, host_memory, to_host
+from hexijax.runtime.group_shapes import Arrays, host_memory, seen_by_host, to_host
 from hexijax.runtime.later import value
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.memo import memo
@@ -152,7 +152,7 @@ class GroupRuntime(Sums, Gathers):
         The state may be still to come. Slices are new arrays: the next update
         overwrites the masters.
         """
-        moved = to_host([*grads] if verdict is None else [*grads, verdict])
+        moved = seen_by_host([*grads] if verdict is None else [*grads, verdict])
         f = self._update_program(home, verdict is not None, travels)
         new, cast = f(value(state), tuple(moved[: len(grads)]), *moved[len(grads) :])
         new, slices = self._with_slices(home, new, cast, travels)
