@@ -481,7 +481,7 @@ class _Writer:
             copy = self._costs.master_copy(home, i.group)
             if copy.ways:
                 behind = self._costs.devices(home)
-                use = Use(What.SYNC, copy.seconds, (), copy, self._hosts(home), behind)
+                use = Use(What.SYNC, copy.seconds, (), copy, (), behind)
                 after = [self._add(use, i)]
             if cast:
                 after = [self._program(i, What.SYNC, home, cast.seconds, after)]
