@@ -60,6 +60,9 @@ CHUNKS_ON_DEVICE = 2 * CHUNKS
 """Of state from the host: those of the Program's slots, and as many whose copies back
 to the host have not ended when the next ones' memory is taken."""
 
+SCALARS_BYTES = 256
+"""Of a bucket's state at a home: counts of steps and the like."""
+
 MOMENTS = 2
 """Adam's; ``moments`` overrules it."""
 
@@ -365,7 +368,7 @@ def _state(
                 passing[place] = passing.get(place, 0) + GRAD_BYTES * size
             state = size * STATE_BYTES * (1 + moments)
             if streams_state(plan, group):
-                rests = state
+                rests = state + SCALARS_BYTES
                 if update_site(plan, group) is Site.HOST:
                     rests += size * (GRAD_BYTES + item)
                 else:

@@ -45,9 +45,10 @@ from hexijax.program.program import (
 from hexijax.runtime import devices as machine
 from hexijax.runtime import scaling, weights
 from hexijax.runtime import state as stored
+from hexijax.runtime.actions import Parts
 from hexijax.runtime.borders import Border
 from hexijax.runtime.compiled import compiled_temps
-from hexijax.runtime.executor import Executor, Parts, Watch
+from hexijax.runtime.executor import Executor, Watch
 from hexijax.runtime.feed import Feed
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.groups import GroupRuntime

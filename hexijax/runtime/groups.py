@@ -23,6 +23,7 @@ from hexijax.runtime.group_shapes import Arrays, host_memory, seen_by_host, to_h
 from hexijax.runtime.later import value
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.memo import memo
+from hexijax.runtime.memories import pin
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Moment
 from hexijax.runtime.programs import Programs, struct
@@ -72,7 +73,8 @@ class GroupRuntime(Sums, Gathers):
             leaves, tree = jax.tree.flatten(made)
             return jax.tree.unflatten(tree, to_host(leaves))
         where = jax.tree.map(lambda s: s.sharding, self.at_rest(structs))
-        return jax.block_until_ready(jax.device_put(made, where))
+        what = f"The state of {self.group.name!r}"
+        return jax.block_until_ready(pin(made, where, what))
 
     @memo
     def _names(self, home: Place) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from hexijax.runtime.executor import Action, Executor, Slots
+from hexijax.runtime.actions import Action, Slots
+from hexijax.runtime.executor import Executor
 from hexijax.runtime.later import value
 
 

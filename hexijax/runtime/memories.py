@@ -13,6 +13,41 @@ from hexijax.program.program import Buffer, Memory
 from hexijax.runtime.later import value as there
 from hexijax.runtime.layout import PINNED_HOST
 
+LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+"""How much XLA may pin, read before JAX starts."""
+
+EXHAUSTED = "RESOURCE_EXHAUSTED"
+"""What XLA's error says where no memory is left."""
+
+
+def pin(arrays: Any, where: Any, what: object) -> Any:
+    """Arrays to pinned host memory; those that lie there already are not copied.
+
+    Args:
+      arrays: a tree of them.
+      where: a tree of shardings of that memory.
+      what: whose they are, for people.
+
+    Raises:
+      UserError: no memory is left to pin.
+    """
+    try:
+        return _put(arrays, where)
+    except jax.errors.JaxRuntimeError as error:
+        if EXHAUSTED not in str(error):
+            raise
+        asked = sum(x.nbytes for x in jax.tree.leaves(arrays))
+        raise UserError(
+            f"{what}: {asked:,} bytes of pinned host memory were asked for, and the "
+            f"backend has no more ({str(error).splitlines()[0]}). XLA pins at most 64 "
+            f"GiB unless {LIMIT_VARIABLE} said another number of GiB before JAX "
+            "started: set it, or let less of the plan wait or rest in host memory. A "
+            "run that was under way goes on from its last checkpoint with --resume."
+        ) from error
+
+
+_put = jax.device_put
+
 
 def on_host(value: Any) -> set[bool]:
     """Of all arrays of a value, whether they lie in pinned host memory, or in that of

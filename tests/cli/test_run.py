@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from hexijax.cli.main import main
 from hexijax.plan.precision import FIRST_SCALE
 from hexijax.report.metrics import read_metrics
 from hexijax.report.words import seconds
+from hexijax.runtime import memories
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -113,6 +116,38 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys)
     ]:
         assert run(tmp_path, *half, "--resume", *arguments) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_run_that_finds_no_memory_to_pin_goes_on_from_where_it_saved(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    text = Path(TINY).with_name("tiny_plan.txt").read_text()
+    text = text.replace("layers 2-3", "layers 2-3  params streamed")
+    text = text.replace("reductions  exact", "reductions  exact\norder       priority")
+    plan = tmp_path / "host.txt"
+    plan.write_text(text.replace("state *  even", "state *  even  memory host"))
+    offloaded = ("--plan", str(plan), "--set", "steps=4")
+    assert run(tmp_path, *offloaded, "--no-save") == 0
+    folder = tmp_path / "tiny-002"
+    put = memories._put
+
+    def exhausted(arrays: Any, where: Any) -> Any:
+        if (folder / "checkpoints" / "2").exists():
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: xla_gpu_host_bfc")
+        return put(arrays, where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memories, "_put", exhausted)
+        assert run(tmp_path, *offloaded, "--save-every", "2") == 2
+    said = capsys.readouterr().err
+    assert "bytes of pinned host memory were asked for, and the backend has no" in said
+    assert "set it, or let less of the plan wait or rest in host memory" in said
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["status"], report["steps"]) == ("failed", len(losses(folder)))
+    # What is restored lies where the plan says, or the run would not begin.
+    assert run(tmp_path, "--resume", str(folder), *offloaded) == 0
+    assert losses(folder) == losses(tmp_path / "tiny-001")
+    assert len(losses(folder)) == 4
 
 
 def test_a_run_is_exported_unless_it_saved_nothing(tmp_path: Path, capsys):

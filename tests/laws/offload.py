@@ -7,8 +7,9 @@ from typing import Any
 
 from hexijax.plan.plan import Memory, Params, Schedule, Stage, UpdateOrder
 from hexijax.program.program import Buffer
+from hexijax.runtime.actions import Action, Slots
 from hexijax.runtime.engine import Engine
-from hexijax.runtime.executor import Action, Executor, Slots
+from hexijax.runtime.executor import Executor
 from hexijax.runtime.memories import check_memory
 from tests.laws.cases import Case
 from tests.laws.shares import draw_shared
