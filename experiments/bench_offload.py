@@ -53,6 +53,7 @@ def profile(bench: Bench, layers: Sequence[str]) -> None:
     finally:
         if result.exists():
             found = json.loads(result.read_text())
+            bench.rows["what"]["cards"] = 1
             for name in ("card", "jax", "python"):
                 bench.rows["what"][name] = found.pop(name)
             known = bench.found.get("profile", {}).get("rows", [])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.emulated import table as emulated
+from experiments.offloaded import table as offloaded
 
 PLAIN, ONE, PLAIN_AGAIN = "plain", "one card", "plain again"
 LANES = "4 lanes"
@@ -22,6 +23,7 @@ PIPELINE = "pipeline of 4"
 MIXED = "card and CPU"
 DRAWN = "drawn plans"
 EMULATED = "emulated"
+OFFLOAD = "offload"
 
 ASKED_BY = {
     "one": (PLAIN, ONE, PLAIN_AGAIN),
@@ -195,7 +197,10 @@ def targets(runs: Sequence[Run]) -> Iterator[Target]:
                     cards=1,
                 )
 
-        for figure in emulated.figures(run.rows.get(EMULATED, {})):
+        for figure in (
+            *emulated.figures(run.rows.get(EMULATED, {})),
+            *offloaded.figures(run.rows.get(OFFLOAD, {})),
+        ):
             yield Target(**figure._asdict(), run=run, cards=run.what["cards"])
 
 
@@ -241,6 +246,7 @@ def page(runs: Sequence[Run]) -> str:
         ("Four cards, a stage each", _pipeline),
         ("A card and the CPU in one process", _mixed),
         ("Equal cards made unlike", _emulated),
+        ("State and parameters in host memory", _offloaded),
         ("What plans promise", _promises),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]
@@ -361,6 +367,14 @@ def _emulated(run: Run) -> Iterator[str]:
     if EMULATED not in run.rows:
         return
     yield from emulated.section(run.rows[EMULATED])
+    yield ""
+    yield run.source()
+
+
+def _offloaded(run: Run) -> Iterator[str]:
+    if OFFLOAD not in run.rows:
+        return
+    yield from offloaded.section(run.rows[OFFLOAD])
     yield ""
     yield run.source()
 
