@@ -74,8 +74,11 @@ class Cell:
         rates = None
         if found:
             both = found["links"]["both"]
-            # Each way while the other is busy, too.
-            rates = {"in": both, "out": both, "update": found["update_params_per_s"]}
+            # Each way while the other is busy, too; and an update ends when its bf16
+            # parameters have come back.
+            came_back_s = 2 / found["host"]["return"]
+            update_s = 1 / found["update_params_per_s"] + came_back_s
+            rates = {"in": both, "out": both, "update": 1 / update_s}
         rows = found.get("rows", ())
         return cells.cluster(cap_gib, rates=rates, rows=rows, small=self.bench.small)
 
