@@ -297,7 +297,7 @@ class Finisher:
         for early in sorted(found.values(), key=lambda x: x.cost)[
             : self._effort.reordered
         ]:
-            self.finished.fit(early, eager)
+            self._fit(early, eager)
 
     def _refine(self, known: Set[Plan]) -> None:
         """Walks over variants of the best few layouts while they are faster."""
@@ -328,9 +328,11 @@ class Finisher:
                     continue
                 if budget <= 0 and least <= 0:
                     return 0
-                least -= 1
                 self._check_time()
                 tried.add(plan)
+                if self.finished.judge.floor(plan) >= least_cost:
+                    continue
+                least -= 1
                 turns = plan.schedule is not best.schedule
                 # What turns layered is free: it would shorten the other walks.
                 if not (turns and plan.schedule is Schedule.LAYERED):
@@ -363,7 +365,15 @@ class Finisher:
         self._check_time()
         scored = scorer.score(self._layout(plan), most_samples=most_samples)
         if scored:
-            self.finished.fit(scored, scorer)
+            self._fit(scored, scorer)
+
+    def _fit(self, scored: Scored, scorer: Scorer) -> None:
+        """A layout, fitted exactly and simulated; not where that takes longer than all
+        layouts of the search together."""
+        self._check_time()
+        found = self.finished.fitted(scored, scorer)
+        if found and num_instructions(found[1]) <= self._effort.played:
+            self.finished.add(found[1])
 
     def _layout(self, plan: Plan) -> Layout:
         return tuple(

@@ -55,6 +55,10 @@ NO_GAIN = 0.01
 TOGETHER = 4
 """Sizes whose tables are made at once."""
 
+MOST_TABLE_BYTES = 2**30
+"""Tables that are kept; a search of hundreds of devices and a hundred layers would make
+twenty times as many, of which few are asked for twice."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
@@ -129,6 +133,7 @@ class Fitter:
         """By shape of mesh and samples of a lane, whatever the schedule."""
         self._tables: dict[_Key, SpanTable] = {}
         self._made: dict[object, SpanTable] = {}
+        self._table_bytes = 0
         self._helds: dict[tuple[int, int, int], list[Held]] = {}
         self._bounds: dict[object, float] = {}
         self._splits: dict[object, tuple[Span, ...] | None] = {}
@@ -306,6 +311,8 @@ class Fitter:
                     missing.setdefault(key, mesh)
         if not missing:
             return
+        if self._table_bytes > MOST_TABLE_BYTES:
+            self._forget()
         load = Load(
             members=setting.members,
             moments=self._options.moments,
@@ -328,8 +335,18 @@ class Fitter:
         made = span_tables(load, [*wanted.values()])
         for key, table in zip(wanted, made, strict=True):
             self._made[key] = table
+            self._table_bytes += table.num_bytes
         for key in missing:
             self._tables[key] = self._made[free.get(key, key)]
+
+    def _forget(self) -> None:
+        """All tables, and what they were made of; what was fitted stays."""
+        self._tables.clear()
+        self._made.clear()
+        self._splits.clear()
+        for arrays in self.arrays.values():
+            arrays.known.clear()
+        self._table_bytes = 0
 
     def _asked(self, key: _Key, mesh: Mesh, setting: Setting) -> Asked:
         """The table of a key."""
@@ -394,7 +411,7 @@ class Fitter:
                 for table, span in zip(tables, spans, strict=True)
             )
             return spans if fits else None
-        key = (*map(id, tables), slack)  # tables live as long as the fitter
+        key = (*map(id, tables), slack)  # forgotten together
         if key not in self._splits:
             costs: list[np.ndarray] = [table.seconds_FS for table in tables]
             self._splits[key] = split_layers(costs, slack)

@@ -14,7 +14,8 @@ from hexijax.costs.memory import MemoryParts, plan_memory
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.planner.estimate import estimate
-from hexijax.planner.objective import Goal
+from hexijax.planner.floor import Floors
+from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.simulator import Timeline, predict
 
@@ -27,6 +28,7 @@ class Judge:
         self.cluster = cluster
         self.options = options
         self._goal = Goal(cluster, options.objective, options.usd_per_hour)
+        self._floors = Floors(chain, cluster, options.moments)
         self._steps_s: dict[Plan, float] = {}
         self._costs: dict[Plan, float] = {}
         self._memory: dict[Plan, dict[str, int]] = {}
@@ -75,6 +77,12 @@ class Judge:
         options = self.options
         made = estimate(plan, self.chain, self.cluster, moments=options.moments)
         return made.step_s
+
+    def floor(self, plan: Plan) -> float:
+        """What a plan costs at least, by formula; 0 where nothing is known."""
+        if self.options.objective is not Objective.STEP:
+            return 0.0
+        return self._floors.step_s(plan)
 
     def timeline(self, plan: Plan, *, events: bool = True) -> Timeline:
         """A step of the plan, simulated."""

@@ -43,6 +43,11 @@ class SpanTable:
     policies: tuple[Remat, ...]
     """Those to choose from."""
 
+    @property
+    def num_bytes(self) -> int:
+        """That it takes in memory, beside what its mesh's arrays do."""
+        return self.seconds_FS.nbytes + self.policy_FS.nbytes + self.count_FS.nbytes
+
     def seconds(self, first: int, stop: int) -> float:
         """Of one run of layers."""
         return float(self.seconds_FS[first, stop])
