@@ -142,16 +142,16 @@ class _Spans:
         for number, task in enumerate(steps.work):
             self._tasks.setdefault(id(task.instruction), []).append(number)
         pairs = fused_pairs(program)
-        after: Instruction | None = None
+        after: dict[str, Instruction] = {}
         for i in reversed(program.body):
             if isinstance(i, Forward):
                 pair = pairs.get((i.place, i.segment, i.microbatches))
                 if pair is not None:  # its work is done where the Forward stands
                     self._tasks[id(pair)] = self._tasks[id(i)]
             if isinstance(i, Forward | Backward):
-                after = i
-            elif isinstance(i, Load) and after is not None:
-                self._tasks[id(i)] = self._tasks[id(after)]
+                after[i.place.split(".")[0]] = i
+            elif isinstance(i, Load) and f"r{i.replica}" in after:
+                self._tasks[id(i)] = self._tasks[id(after[f"r{i.replica}"])]
 
     def of(self, i: Instruction, place: Place) -> Span:
         """What takes no time is done when all that it reads is there."""

@@ -56,6 +56,7 @@ def unlike(chain: Chain, rng: random.Random) -> Chain:
 @example(132)
 @example(169)  # the last of four stages has four batches
 @example(229)  # residuals go to the host more slowly than they are made
+@example(597)  # another replica is ahead
 @example(654)
 @example(172)  # cotangents come back to an eager stage before it needs them
 @example(243)  # an eager stage is ahead of the next by more than that one holds
