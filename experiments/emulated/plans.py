@@ -19,14 +19,13 @@ A_SEGMENT = 4
 def ours(
     setting: Setting, chain: Chain, cluster: Cluster, *, even_state: bool = False
 ) -> Plan:
-    """What the planner finds, of programs that hold a whole stage, their layers
-    recomputed in part or in full as they were when cards were alone."""
+    """What the planner finds, layers recomputed in part or in full as they were when
+    cards were alone."""
     sizes = [size for card in setting.cards for size in card.sizes]
     options = PlanOptions(
         grouping=Grouping.MESH,
         max_microbatch_size=max(sizes),
         remat=(Remat.DOTS, Remat.FULL),
-        layers_per_segment=len(chain.layers),
         even_state=even_state,
     )
     return make_plan(

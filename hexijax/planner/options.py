@@ -65,8 +65,8 @@ class PlanOptions:
     """A split of your own: layers of each stage, for each replica or one for all."""
 
     layers_per_segment: int | None = None
-    """Most layers compiled as one; None: all of a stage where nothing is overlapped,
-    else four."""
+    """Most layers compiled as one; None: all of a stage, four or fewer, as is faster
+    and fits."""
 
     use_all_devices: bool = False
     """Leave no device out, even where it costs time."""

@@ -135,20 +135,32 @@ class Scorer:
         splits = self._own_splits(layout)
         if splits is None:
             return None
-        for per_segment in self._lengths(layout):
-            found = self._with_segments(
-                layout, splits, per_segment, budget_share, most_samples
+        for lengths in self._lengths(layout):
+            made = (
+                self._with_segments(
+                    layout, splits, per_segment, budget_share, most_samples
+                )
+                for per_segment in lengths
             )
+            found = min(filter(None, made), key=_cost, default=None)
             if found:
                 return found
         return None
 
-    def _lengths(self, layout: Layout) -> list[int | None]:
-        """Most layers of a segment, what is wanted first."""
+    def _lengths(self, layout: Layout) -> list[tuple[int | None, ...]]:
+        """Most layers of a segment, what is wanted first; of some together the best.
+
+        Whole stages where each has the loss: forward and backward are one program, that
+        keeps nothing between them.
+        """
         asked = self._options.layers_per_segment
         if self.regime.layered:
-            return [self.regime.per_segment if asked is None else asked]
-        return shorter(layers_per_segment(len(layout), asked), asked)
+            return [(self.regime.per_segment if asked is None else asked,)]
+        first, *rest = shorter(layers_per_segment(len(layout), asked), asked)
+        wanted = (first,)
+        if asked is None and first and all(len(meshes) == 1 for meshes in layout):
+            wanted = (first, None)
+        return [wanted, *((length,) for length in rest)]
 
     def _with_segments(
         self,
@@ -366,6 +378,10 @@ class Scorer:
                 made = 2 * share.microbatches * num_segments(span, per_segment)
                 calls[island] = calls.get(island, 0) + made
         return max(calls.values()) * HOST_CALL_S
+
+
+def _cost(scored: Scored) -> float:
+    return scored.cost
 
 
 def _below(count: float) -> float:
