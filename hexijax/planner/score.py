@@ -25,7 +25,12 @@ from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.regime import PLAIN, Regime
-from hexijax.planner.segments import layers_per_segment, num_segments, shorter
+from hexijax.planner.segments import (
+    OVERLAPPED,
+    layers_per_segment,
+    num_segments,
+    shorter,
+)
 from hexijax.planner.whole_batches import split_whole
 
 ROOMY = 1.1
@@ -150,17 +155,16 @@ class Scorer:
     def _lengths(self, layout: Layout) -> list[tuple[int | None, ...]]:
         """Most layers of a segment, what is wanted first; of some together the best.
 
-        Whole stages where each has the loss: forward and backward are one program, that
-        keeps nothing between them.
+        Where each stage has the loss, whole ones are one program both ways, that keeps
+        nothing between them; shorter ones hide sums, and have more room.
         """
         asked = self._options.layers_per_segment
         if self.regime.layered:
             return [(self.regime.per_segment if asked is None else asked,)]
-        first, *rest = shorter(layers_per_segment(len(layout), asked), asked)
-        wanted = (first,)
-        if asked is None and first and all(len(meshes) == 1 for meshes in layout):
-            wanted = (first, None)
-        return [wanted, *((length,) for length in rest)]
+        lengths = shorter(layers_per_segment(len(layout), asked), asked)
+        if asked is None and all(len(meshes) == 1 for meshes in layout):
+            return [(None, OVERLAPPED), (1,)]
+        return [(length,) for length in lengths]
 
     def _with_segments(
         self,
