@@ -58,3 +58,11 @@ def test_no_step_is_shorter_than_what_it_takes_at_least(
     near = itertools.islice(variants(plan, OPTIONS), 0, None, 5)
     for made in (plan, *(x for x in near if judge.fits(x))):
         assert 0 < judge.floor(made) <= judge.step_s(made)
+
+
+def test_a_search_that_forgets_its_tables_scores_alike(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    plans = [plan_of(replicas) for replicas in LAYOUTS]
+    monkeypatch.setattr("hexijax.planner.fit.MOST_TABLE_BYTES", 0)
+    assert [plan_of(replicas) for replicas in LAYOUTS] == plans
