@@ -328,15 +328,15 @@ class Finisher:
                     continue
                 if budget <= 0 and least <= 0:
                     return 0
+                least -= 1
                 self._check_time()
                 tried.add(plan)
-                if self.finished.judge.floor(plan) >= least_cost:
-                    continue
-                least -= 1
                 turns = plan.schedule is not best.schedule
                 # What turns layered is free: it would shorten the other walks.
                 if not (turns and plan.schedule is Schedule.LAYERED):
                     budget -= num_instructions(plan)
+                if self.finished.judge.floor(plan) >= least_cost:
+                    continue  # it counts all the same: effort is bounded by it
                 found = self.finished.add(plan)
                 if found is not None and found < least_cost * (1 - 1e-9):
                     best, least_cost, at, improved = plan, found, i, True
