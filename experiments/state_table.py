@@ -50,8 +50,11 @@ as well, would need less of every card.
   pass; batches follow speed.
 - *{EVEN}*: the same search, but the devices that compute with a parameter hold equal
   parts of its state (`even_state`).
-- *{FSDP}*: the whole model on every card, state sharded evenly and equal batches, with
-  microbatch and remat as they are best."""
+- *{FSDP}*: the whole model on every card it uses, state sharded evenly, equal
+  batches, with microbatch and remat as they are best.
+
+All three may leave cards out. No row of another is above ours: the search begins with
+plans of even state, and ends no worse."""
 
 
 def ours(chain: Chain, cluster: Cluster, batch_size: int, *, even: bool) -> Plan | None:
@@ -139,7 +142,10 @@ def section(cluster: Cluster, most_layers: int) -> Iterator[str]:
     )
     yield f"## {cluster.name}: {cards}"
     deepest = {system: plans.deepest(system, most_layers) for system in SYSTEMS}
-    yield f"The largest model that fits, at {BATCH_SIZE} sequences a step:"
+    yield (
+        f"The largest model that fits, at {BATCH_SIZE} sequences a step, of "
+        f"{most_layers} layers at most:"
+    )
     yield table(
         ("", "layers", "parameters", "tokens/s"),
         [
@@ -154,7 +160,7 @@ def section(cluster: Cluster, most_layers: int) -> Iterator[str]:
     )
     least = min(deepest.values())
     yield (
-        f"Tokens a second at {least} layers, which all fit, by sequences a step. More "
+        f"Tokens a second at {least} layers, which all fit, by sequences a step. More\n"
         "are more microbatches, for which no card needs more memory."
     )
     yield table(
