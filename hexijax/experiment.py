@@ -123,6 +123,10 @@ class Experiment:
     max_microbatch_size: int | None = None
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
 
+    offload: bool = True
+    """Plans may rest state, parameters and residuals in host memory, where that makes
+    the model fit or a step shorter; false: all on the devices."""
+
     def __post_init__(self) -> None:
         least = {"batch_size": 1, "steps": 1, "eval_every": 0, "eval_batches": 1}
         for field, minimum in least.items():

@@ -107,6 +107,7 @@ def training_facts(experiment: Experiment) -> Training:
         else experiment.loss_scale == DYNAMIC,
         per_microbatch=experiment.per_microbatch,
         max_microbatch_size=experiment.max_microbatch_size,
+        offload=experiment.offload,
     )
 
 

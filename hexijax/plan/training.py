@@ -32,6 +32,9 @@ class Training:
     max_microbatch_size: int | None = None
     """Cap on the samples of one lane's microbatch; None: the planner's choice."""
 
+    offload: bool = True
+    """Plans may use host memory."""
+
 
 PLAIN = Training()
 """Adam in float32, and no rule that an update waits for."""

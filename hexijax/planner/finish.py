@@ -23,10 +23,10 @@ from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.finished import SLOWER, Finished
 from hexijax.planner.found import Progress
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker
-from hexijax.planner.offload.place import Placer
+from hexijax.planner.offload.search import Offloading, may_offload
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
-from hexijax.planner.regime import LAYERED, MINISTAGES, PLAIN, SINGLE, Regime
+from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
 
 STORED = 4
@@ -51,9 +51,6 @@ NOTABLE = 0.05
 
 NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so."""
-
-ROOMY = 8.0
-"""Of usable memory, for a skeleton whose parameters may go to the host as well."""
 
 LEAST = 8
 """Layouts, and variants of the best, that are simulated however long they are."""
@@ -100,9 +97,11 @@ class Finisher:
         known = set(self.finished.plans)
         if not self._options.even_state:
             self._store(refused, played)
-        if self._options.offload and not self.finished.plans:
-            near = [each.layout for each in scored[:STORED]]
-            self._offload([*dict.fromkeys([*refused, *near])])
+        if may_offload(self._cluster, self._options):
+            stored, least = set(self.finished.plans), self.finished.least()
+            self._offload(scored, refused)
+            if self.finished.least() >= least:  # none of those is worth improving
+                known |= set(self.finished.plans) - stored
         if len(self.finished.plans) > len(known):
             self._improve((), known)
 
@@ -242,19 +241,28 @@ class Finisher:
         ]
         return hopeful[:STORED]
 
-    def _offload(self, layouts: Sequence[Layout]) -> None:
-        """Layouts that do not fit, with what overflows in host memory."""
-        placer = Placer(self._chain, self._cluster, self._options, self.finished.judge)
-        for layered in (True, False):
-            regime = LAYERED if layered else PLAIN
-            scorer = self._scorer.under(self._options, stateless=True, regime=regime)
-            for layout in layouts[:STORED]:
-                self._check_time()
-                skeleton = scorer.score(layout, ROOMY)
-                placed = skeleton and placer.place(scorer.plan(skeleton))
-                if placed:
-                    self.finished.add(placed)
-        self.finished.reasons += placer.reasons
+    def _offload(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
+        """Layouts that memory presses, and those that do not fit, with what is best in
+        host memory there."""
+        offloading = Offloading(
+            self._chain,
+            self._cluster,
+            self._options,
+            self.finished.judge,
+            self._scorer,
+            add=self.finished.add,
+            check_time=self._check_time,
+        )
+        least, fits = self.finished.least(), bool(self.finished.plans)
+        near = [] if fits else [each.layout for each in scored[:STORED]]
+        best = self.finished.best_layouts()
+        offloading.look(
+            [plan for _, plan in best if self.finished.pressed(plan)],
+            [*dict.fromkeys([*refused, *near])],
+            least,
+            scored[0].cost if scored and fits else least,
+        )
+        self.finished.reasons += offloading.reasons
 
     def _regime(self, regime: Regime, *, stateless: bool) -> Scorer:
         key = (regime, stateless)

@@ -85,9 +85,9 @@ class PlanOptions:
     """Segments may run all microbatches one by one, with parameters gathered for each
     pass and borders in host memory, where that fits or is faster."""
 
-    offload: bool = False
-    """Where nothing else fits, state, parameters and residuals may rest in the memory
-    of their devices' hosts."""
+    offload: bool = True
+    """State, parameters and residuals may rest in the memory of their devices' hosts,
+    where that fits what else would not, or makes a step shorter."""
 
     per_microbatch: bool = False
     """The loss is one a microbatch: none holds padding, and all stages of a replica
@@ -108,4 +108,5 @@ class PlanOptions:
             moments=training.moments,
             whole_leaves=training.whole_leaves,
             per_microbatch=training.per_microbatch,
+            offload=training.offload,
         )

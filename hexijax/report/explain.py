@@ -15,6 +15,7 @@ from hexijax.report.grounds import grounds
 from hexijax.report.judged import Judged
 from hexijax.report.limits import FASTER, Limit, What
 from hexijax.report.objectives import beside, cell, costs, heading
+from hexijax.report.offloaded import offloading
 from hexijax.report.passes import passing
 from hexijax.report.verdict import Choices, left_out
 from hexijax.report.words import columns, gib, rate, seconds
@@ -135,6 +136,7 @@ def reasons(choices: Choices, found: Sequence[Limit]) -> Iterator[str]:
     if any(share.shares for share in choices.ours.plan.state):
         yield _uneven_state(choices.ours)
     yield from passing(choices.ours)
+    yield from offloading(choices.ours)
     if choices.ours.unused:
         yield _unused(choices)
     yield from grounds(choices.ours)

@@ -55,7 +55,15 @@ def machines(fast_bytes: float, slow_bytes: float) -> Cluster:
 
 
 def trainer(cluster: Cluster, plan: str | None = None) -> Trainer:
-    return Trainer(loss, params(), OPTIMIZER, cluster=cluster, plan=plan, emulate=True)
+    return Trainer(
+        loss,
+        params(),
+        OPTIMIZER,
+        cluster=cluster,
+        plan=plan,
+        emulate=True,
+        offload=False,
+    )
 
 
 def losses(own: Trainer) -> list[float]:

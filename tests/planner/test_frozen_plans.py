@@ -52,6 +52,9 @@ def chain(*trained: str) -> Chain:
     return trace_chain(loss, params, batch, name="llama", frozen=frozen)
 
 
+ON_CARDS = PlanOptions(offload=False)
+"""Nothing rests on a host."""
+
 ALL, LORA, LATE = ("",), ("lora",), ("blocks/5/", "head/")
 
 
@@ -143,18 +146,18 @@ def test_a_step_of_what_does_not_train_is_shorter():
 def test_a_card_that_is_too_small_to_train_a_model_holds_it_frozen():
     card = cluster(700)
     with pytest.raises(InfeasiblePlanError) as caught:
-        make_plan(chain(*ALL), card, batch_size=4)
+        make_plan(chain(*ALL), card, batch_size=4, options=ON_CARDS)
     need = 20 * chain(*ALL).num_params
     assert f"hold {need:,} bytes of parameters, gradients and state" in str(
         caught.value
     )
     for trained in (LORA, LATE):
-        plan = make_plan(chain(*trained), card, batch_size=4)
+        plan = make_plan(chain(*trained), card, batch_size=4, options=ON_CARDS)
         (parts,) = plan_memory(plan, chain(*trained), card).values()
         assert parts.total_bytes <= card.devices[0].usable_memory_bytes
     tiny = cluster(100)
     with pytest.raises(InfeasiblePlanError) as caught:
-        make_plan(chain(*LORA), tiny, batch_size=4)
+        make_plan(chain(*LORA), tiny, batch_size=4, options=ON_CARDS)
     lora = chain(*LORA)
     need = 4 * lora.num_params + 16 * lora.num_trained
     assert f"hold {need:,} bytes" in str(caught.value)
@@ -162,13 +165,13 @@ def test_a_card_that_is_too_small_to_train_a_model_holds_it_frozen():
 
 def test_two_cards_share_a_frozen_model_as_any_other():
     cards, made = cluster(280, count=2), chain(*LORA)
-    plan = make_plan(made, cards, batch_size=8)
+    plan = make_plan(made, cards, batch_size=8, options=ON_CARDS)
     promised = plan_memory(plan, made, cards)
     room = cards.devices[0].usable_memory_bytes
     assert max(p.total_bytes for p in promised.values()) <= room
     assert {d for _, stage in plan.stages() for d in stage.devices} == {"n/0", "n/1"}
     with pytest.raises(InfeasiblePlanError):
-        make_plan(made, cluster(280), batch_size=8)
+        make_plan(made, cluster(280), batch_size=8, options=ON_CARDS)
 
 
 def test_other_systems_plans_know_it_too():

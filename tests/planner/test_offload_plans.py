@@ -24,7 +24,7 @@ from tests.planner.offload_boxes import MIB, machine
 
 CHAIN = gpt(depth=4, width=512, num_heads=4, length=64, vocab_size=1024)
 WIDE = gpt(depth=5, width=2048, num_heads=16, length=64, vocab_size=1024)
-OFFLOAD = PlanOptions(offload=True)
+ON_DEVICES = PlanOptions(offload=False)
 
 
 def pipeline(*stops: int) -> Plan:
@@ -75,8 +75,8 @@ def test_all_on_the_device_is_the_plan_in_segments():
 def test_what_fits_nowhere_fits_with_its_host():
     cluster = machine(3700)
     with pytest.raises(InfeasiblePlanError):
-        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
-    plan = make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16", options=OFFLOAD)
+        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16", options=ON_DEVICES)
+    plan = make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
     assert any(share.memory is Memory.HOST for share in plan.state)
     assert plan.prediction
     assert max(plan.prediction.memory_bytes.values()) <= 3700 * MIB
@@ -88,17 +88,17 @@ def test_what_fits_nowhere_fits_with_its_host():
 def test_a_host_that_is_too_small_is_said_with_both_numbers():
     cluster = machine(3700, host_gib=0.02)
     with pytest.raises(InfeasiblePlanError, match=r"host.*[0-9,]+ .* has 21,474,836"):
-        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16", options=OFFLOAD)
+        make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
 
 
 def test_only_the_small_card_offloads():
     cluster = machine(60_000, 3300)
     plan = pipeline(2, 7)
-    judge = Judge(WIDE, cluster, OFFLOAD)
+    judge = Judge(WIDE, cluster, PlanOptions())
     assert not judge.fits(plan)
-    placed = Placer(WIDE, cluster, OFFLOAD, judge).place(plan)
-    assert placed
-    assert judge.fits(placed)
+    every = [*Placer(WIDE, cluster, PlanOptions(), judge).place(plan)]
+    assert {made.order for made in every} == set(UpdateOrder)
+    placed = min(filter(judge.fits, every), key=judge.step_s)
     large, small = placed.replicas[0].stages
     assert large == plan.replicas[0].stages[0]
     assert small != plan.replicas[0].stages[1]

@@ -17,7 +17,7 @@ from tests.planner import enumeration
 from tests.planner.enumeration import enumerate_plans
 from tests.planner.small_cases import Case, small_case
 
-OPTIONS = PlanOptions(remat=(Remat.NONE,), layers_per_segment=8)
+OPTIONS = PlanOptions(remat=(Remat.NONE,), layers_per_segment=8, offload=False)
 """The enumeration's space: one remat policy, one segment a stage."""
 
 WITHIN = 1.02

@@ -197,7 +197,7 @@ def test_a_split_of_ones_own_is_honoured():
             CHAIN,
             cluster,
             batch_size=16,
-            options=PlanOptions(layers_per_stage=(most,)),
+            options=PlanOptions(layers_per_stage=(most,), offload=False),
         )
 
 
@@ -243,7 +243,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_numbers():
     cluster = make_cluster([[("fast", 2)], [("slow", 1)]], kinds)
     chain = make_chain(10, width=2048, rows=2048)
     with pytest.raises(InfeasiblePlanError) as caught:
-        make_plan(chain, cluster, batch_size=8)
+        make_plan(chain, cluster, batch_size=8, options=PlanOptions(offload=False))
     need, stays = chain.num_params * 20, chain.num_params * 16
     assert str(caught.value) == (
         "No split of the 12 layers of toy over 3 devices fits in memory: the layers "

@@ -20,7 +20,7 @@ from hexijax.simulator import predict
 from tests.planner.regimes import best_s
 from tests.planner.small_cases import Case, small_case
 
-ONLY = PlanOptions(remat=(Remat.FULL,), layers_per_segment=1)
+ONLY = PlanOptions(remat=(Remat.FULL,), layers_per_segment=1, offload=False)
 """The enumeration's space, and whatever else there is."""
 
 WITHIN = 1.02

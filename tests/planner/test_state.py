@@ -136,7 +136,7 @@ def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
 def test_what_fits_nowhere_is_refused_with_numbers():
     chain = make_chain(8, width=2**14, rows=64)
     with pytest.raises(InfeasiblePlanError, match="usable together"):
-        make_plan(chain, tight(0.5), batch_size=8)
+        make_plan(chain, tight(0.5), batch_size=8, options=PlanOptions(offload=False))
 
 
 def held(plan: Plan) -> dict[str, float]:

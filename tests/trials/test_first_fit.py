@@ -49,7 +49,7 @@ def tightest(chain: Chain, cards: int, steps: int) -> tuple[Found, Cluster]:
                 chain,
                 cluster,
                 batch_size=BATCH,
-                options=PlanOptions(schedule=Schedule.ONE_F_ONE_B),
+                options=PlanOptions(schedule=Schedule.ONE_F_ONE_B, offload=False),
             )
         except InfeasiblePlanError:
             low = middle

@@ -16,9 +16,12 @@ from hexijax.simulator import predict
 from tests.trials.cases import GIB, MIB, chain_of, kind, layers_by_kind, machines
 
 ONE = PlanOptions(
-    grouping=Grouping.ONE, use_all_devices=True, schedule=Schedule.ONE_F_ONE_B
+    grouping=Grouping.ONE,
+    use_all_devices=True,
+    schedule=Schedule.ONE_F_ONE_B,
+    offload=False,
 )
-"""All devices in one pipeline."""
+"""All devices in one pipeline, and nothing on a host."""
 
 
 def test_same_memory_and_4_8_times_the_speed_gives_4_8_times_the_layers():
@@ -44,7 +47,9 @@ def test_they_do_whatever_the_search_may_choose():
 SMALL, LARGE = 16 * GIB, 32 * GIB
 
 
-@pytest.mark.parametrize("options", [ONE, PlanOptions(use_all_devices=True)])
+@pytest.mark.parametrize(
+    "options", [ONE, PlanOptions(use_all_devices=True, offload=False)]
+)
 def test_of_16_and_32_gb_the_small_card_stays_in_its_budget(options: PlanOptions):
     """40 GiB of parameters and state: half of it is more than the small one has."""
     cluster = machines(

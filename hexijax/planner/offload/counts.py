@@ -33,6 +33,7 @@ from hexijax.planner.offload.choice import (
     State,
     Weights,
 )
+from hexijax.planner.offload.near import Allowed, counted, near
 from hexijax.planner.offload.room import Room
 from hexijax.planner.offload.score import CLOSE, Rules, Scored, scored
 
@@ -41,21 +42,6 @@ MOST_SCORED = 8
 
 CLIMBED, FINALS = 2, 3
 """The best ones, which are varied and which get all orders."""
-
-STEPS = (1, -1, 3, -3)
-"""By which a count is varied."""
-
-LIGHTEST_FIRST = (Kept.HOST, Kept.FULL, Kept.DOTS, Kept.NONE)
-"""Ways of keeping residuals along a chain."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Allowed:
-    """What a choice may use."""
-
-    weights: tuple[Weights, ...] = tuple(Weights)
-    state: tuple[State, ...] = tuple(State)
-    kept: tuple[Kept, ...] = tuple(Kept)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,25 +215,13 @@ class _Bounds:
         self._limits = [tied + n * max(grads) for n in range(1, self._depth + 1)]
         if profile.grads_stay or profile.microbatches > 1:
             self._limits = [sum(grads)] * self._depth
-        self._splits = self._state_splits()
+        self._splits = allowed.splits(self._depth)
         self._s = np.array([split[0] for split in self._splits], int)
         self._u = np.array([split[1] for split in self._splits], int)
 
-    def _state_splits(self) -> list[tuple[int, int]]:
-        """(first layer with state on the host, first that the host updates)."""
-        depth, states = self._depth, self._allowed.state
-        return [
-            (s, u)
-            for s in range(depth + 1)
-            for u in range(s, depth + 1)
-            if (s == 0 or State.DEVICE in states)
-            and (u == s or State.STREAMED in states)
-            and (u == depth or State.HOST in states)
-        ]
-
     def _mixes(self) -> Iterator[_Mix]:
         """One way of keeping residuals, then another."""
-        ways = [k for k in LIGHTEST_FIRST if k in self._allowed.kept]
+        ways = self._allowed.ways
         for kept in ways:
             yield self._mix((kept,) * self._depth)
         for first, second in itertools.combinations(ways, 2):
@@ -276,22 +250,8 @@ class _Bounds:
         )
 
     def _streams(self) -> Iterator[_Stream]:
-        """None, the last ones, or as many spread evenly."""
-        depth = self._depth
-        if Weights.KEPT in self._allowed.weights:
-            yield self._stream((False,) * depth)
-        if Weights.STREAMED not in self._allowed.weights:
-            return
-        least = 1 if Weights.KEPT in self._allowed.weights else depth
-        for count in range(least, depth + 1):
-            patterns = (
-                tuple(i >= depth - count for i in range(depth)),
-                tuple(
-                    (i + 1) * count // depth > i * count // depth for i in range(depth)
-                ),
-            )
-            for on in dict.fromkeys(patterns):
-                yield self._stream(on)
+        """All that may be."""
+        return map(self._stream, self._allowed.streams(self._depth))
 
     def _stream(self, on: tuple[bool, ...]) -> _Stream:
         m, where = self._profile.microbatches, np.array(on)
@@ -332,7 +292,13 @@ class _Bounds:
         rows: list[np.ndarray] = [np.zeros((0, 5))]
         for a, mix in enumerate(mixes):
             bound, total, b, c = self._bound(mix, sums, states, self._windows_s(mix))
-            first = np.lexsort((total, _coarse(bound)))[: self._most]
+            coarse = _coarse(bound)
+            if len(coarse) > self._most:
+                least = np.partition(coarse, self._most)[self._most]
+                few = np.nonzero(coarse <= least)[0]
+                first = few[np.lexsort((total[few], coarse[few]))][: self._most]
+            else:
+                first = np.arange(len(coarse))
             rows.append(
                 np.stack([bound, total, np.full(len(b), a), b, c], axis=1)[first]
             )
@@ -346,7 +312,7 @@ class _Bounds:
         """Each way of keeping residuals for all layers, with as much state on the
         device as leaves room for all gradients to wait, for a few, or for one."""
         depth = self._depth
-        ways = [k for k in LIGHTEST_FIRST if k in self._allowed.kept]
+        ways = self._allowed.ways
         counts = {0, depth // 2, depth}
         streams = [x for x in self._streams() if sum(x.on) in counts]
         hosted = {depth, depth - 1, depth - depth // 4, 0}
@@ -381,58 +347,13 @@ class _Bounds:
         return choices[low]() if 0 < low < len(choices) else None
 
     def near(self, choice: Choice) -> Iterator[Choice]:
-        """Choices one count away."""
-        depth, allowed = self._depth, self._allowed
-        states = [c.state for c in choice]
-        u = depth - states.count(State.HOST)
-        moving = (i for i in range(u) if states[i] is State.STREAMED)
-        s = next(moving, u)
-        kept = tuple(c.kept for c in choice)
-        on = tuple(c.weights is Weights.STREAMED for c in choice)
-        edges = [i for i in range(1, depth) if kept[i] is not kept[i - 1]]
-        splits = set(self._splits)
-        for step in STEPS:
-            for moved in ((s + step, max(u, s + step)), (s, u + step)):
-                if moved in splits:
-                    yield self._choice(kept, on, moved)
-            ways = [k for k in LIGHTEST_FIRST if k in allowed.kept]
-            for edge in edges:
-                to = min(max(0, edge + step), depth)
-                side = kept[edge] if step < 0 else kept[edge - 1]
-                low, high = sorted((edge, to))
-                yield self._choice(
-                    (*kept[:low], *(side,) * (high - low), *kept[high:]), on, (s, u)
-                )
-            for other in ways:  # a few at either end kept otherwise
-                few = min(abs(step), depth)
-                ends = (
-                    (*(other,) * few, *kept[few:])
-                    if step > 0
-                    else (*kept[: depth - few], *(other,) * few)
-                )
-                yield self._choice(ends, on, (s, u))
-        for stream in self._streams():
-            if 0 < abs(sum(stream.on) - sum(on)) <= max(STEPS):
-                yield self._choice(kept, stream.on, (s, u))
+        """Choices one count away that may be used."""
+        return near(choice, self._allowed, stays=self._stays)
 
     def _choice(
         self, kept: Sequence[Kept], streamed: Sequence[bool], split: tuple[int, int]
     ) -> Choice:
-        s, u = split
-        return tuple(
-            LayerChoice(
-                weights=Weights.STREAMED if streamed[i] else Weights.KEPT,
-                state=(
-                    State.HOST
-                    if i >= u
-                    else State.DEVICE
-                    if i < s or self._stays[i]
-                    else State.STREAMED
-                ),
-                kept=kept[i],
-            )
-            for i in range(self._depth)
-        )
+        return counted(kept, streamed, split, self._stays)
 
     def _states(self) -> dict[str, np.ndarray]:
         """Over state splits, what depends on nothing else."""

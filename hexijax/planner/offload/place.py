@@ -1,19 +1,24 @@
-"""Plans that would overflow a device, with what must go to its host's memory.
+"""Stages with what is best in their host's memory.
 
-    Plan, the judge -> Placer.place -> the Plan, placed, or None
+    Plan, the judge -> Placer.place -> the Plan, placed, in one or two orders
+    placed Plan -> Placer.near -> Plans that are placed a little otherwise
 
 Only stages on devices that overflow are placed; the others stay as they are, so a mixed
-cluster offloads on its small cards alone. The choice knows a stage by itself; memory is
-judged as every plan's is, and where a promise came out too large the stage is placed
-anew with so much less.
+cluster offloads on its small cards alone. The choice knows a stage by itself and plays
+it as a model of a Program; memory is judged as every plan's is, and where a promise
+came out too large the stage is placed anew with so much less. Which order of updates is
+faster, and whether a little more or less on the host is, the simulator says.
 """
 
 import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import live_microbatches
+from hexijax.costs.host_rates import host_side
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Place, Plan, Schedule, Stage, UpdateOrder
+from hexijax.plan.plan import Memory, Place, Plan, Schedule, Stage, UpdateOrder
 from hexijax.planner.judge import Judge
 from hexijax.planner.offload.choice import (
     Choice,
@@ -23,22 +28,18 @@ from hexijax.planner.offload.choice import (
     State,
     Weights,
 )
-from hexijax.planner.offload.counts import Allowed, best_counts
+from hexijax.planner.offload.counts import best_counts
 from hexijax.planner.offload.emit import placed_plan
+from hexijax.planner.offload.near import Allowed, near
 from hexijax.planner.offload.order import Rule
 from hexijax.planner.offload.profile import stage_profile
 from hexijax.planner.offload.room import Room
 from hexijax.planner.offload.score import Rules
 from hexijax.planner.options import PlanOptions
 
-RUNS = Allowed()
-"""What Programs do of it so far."""
-
-ORDER = UpdateOrder.FIFO
-"""Programs have priority as well; this search does not look at it yet."""
-
-RULES = Rules(rule=Rule.FIFO, barrier=True)
-"""What that order comes to: updates stand before the next step's first forward."""
+RULES = (Rules(), Rules(rule=Rule.FIFO, barrier=True))
+"""What the two orders of a Program come to: updates that are late go by who needs them
+first, or all of them stand before the next step's first forward."""
 
 TRIES = 4
 """Times that a stage is placed, less where its device was promised too much."""
@@ -58,12 +59,40 @@ class Placer:
     ) -> None:
         self._chain, self._cluster = chain, cluster
         self._options, self._judge = options, judge
+        self._allowed = Allowed(
+            kept=tuple(kept for kept in Kept if kept.remat in options.remat)
+        )
         self.reasons: list[str] = []
         """Why stages could not be placed."""
+        self.placed = 0
+        """Stages for which a choice was searched."""
         self._found: dict[object, Choice | None] = {}
+        self._placed: dict[Plan, tuple[Plan, Mapping[Place, Choice]]] = {}
 
-    def place(self, plan: Plan) -> Plan | None:
-        """The plan with its overflowing stages placed; None where they cannot be."""
+    def place(self, plan: Plan, below_s: float = math.inf) -> Iterator[Plan]:
+        """The plan with its overflowing stages placed, as each rule has it and in each
+        order of updates; none where they cannot be.
+
+        Args:
+          plan: any.
+          below_s: a stage that takes as long by itself is not wanted.
+        """
+        for rules in RULES:
+            placed = self._place(plan, rules, below_s)
+            if placed is not None:
+                yield from self._ordered(plan, placed)
+
+    def near(self, plan: Plan) -> Iterator[Plan]:
+        """Plans that differ from a placed one in a count of alike stages."""
+        skeleton, choices = self._placed[dataclasses.replace(plan, prediction=None)]
+        for choice in dict.fromkeys(choices.values()):
+            for other in near(choice, self._allowed):
+                moved = {k: other if c == choice else c for k, c in choices.items()}
+                yield self._made(skeleton, moved, plan.order)
+
+    def _place(
+        self, plan: Plan, rules: Rules, below_s: float
+    ) -> Mapping[Place, Choice] | None:
         stages = dict(plan.stages())
         budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
         places = self._overflowing(plan, plan)
@@ -71,23 +100,36 @@ class Placer:
         for _ in range(TRIES):
             for place in places:
                 budget = min(budgets[name] for name in stages[place].devices)
-                choice = self._choice(plan, place, budget)
+                choice = self._choice(plan, place, budget, rules, below_s)
                 if choice is None:
                     return None
                 choices[place] = choice
-            placed = placed_plan(plan, self._chain, choices, order=ORDER)
+            placed = self._made(plan, choices, UpdateOrder.FIFO)
             places = self._overflowing(placed, plan)
             if not places:
                 full = self._judge.full_host(placed)
                 if full:
                     self.reasons.append(full)
-                return None if full else placed
+                return None if full else choices
             memory_bytes = self._judge.memory_bytes(placed)
             for name in {d for place in places for d in stages[place].devices}:
                 usable = self._cluster.device(name).usable_memory_bytes
                 over = memory_bytes[name] - usable
                 budgets[name] -= int(max(0, over) * SPARE)
         return None
+
+    def _ordered(self, plan: Plan, choices: Mapping[Place, Choice]) -> Iterator[Plan]:
+        first = self._made(plan, choices, UpdateOrder.PRIORITY)
+        yield first
+        if any(share.memory is Memory.HOST for share in first.state):
+            yield self._made(plan, choices, UpdateOrder.FIFO)
+
+    def _made(
+        self, plan: Plan, choices: Mapping[Place, Choice], order: UpdateOrder
+    ) -> Plan:
+        made = placed_plan(plan, self._chain, choices, order=order)
+        self._placed[made] = plan, dict(choices)
+        return made
 
     def _overflowing(self, plan: Plan, skeleton: Plan) -> list[Place]:
         """Stages of devices that are promised more than they can use."""
@@ -99,24 +141,32 @@ class Placer:
         }
         return [p for p, stage in skeleton.stages() if over & set(stage.devices)]
 
-    def _choice(self, plan: Plan, place: Place, budget: int) -> Choice | None:
+    def _choice(
+        self, plan: Plan, place: Place, budget: int, rules: Rules, below_s: float
+    ) -> Choice | None:
         stage = plan.stage(place)
         r, s = map(int, place[1:].split(".s"))
         replica = plan.replicas[r]
         live = live_microbatches(plan.schedule, replica)[s]
+        device = self._cluster.device(stage.devices[0])
         key = (
-            dataclasses.replace(stage, devices=stage.devices[:1]),
+            dataclasses.replace(stage, devices=()),
+            (device.kind, host_side(self._cluster, device.name)),
             replica.microbatches,
             replica.microbatch_size,
             live,
             budget,
+            rules.rule,
         )
         if key not in self._found:
+            self.placed += 1
             profile = self._profile(plan, stage, place, live, budget)
             best = None
             if profile.host.has_pinned:
-                best = best_counts(profile, RUNS, RULES, most=LOOKED_AT)
-            if best is None:
+                best = best_counts(
+                    profile, self._allowed, rules, most=LOOKED_AT, below_s=below_s
+                )
+            if best is None and below_s == math.inf:
                 self.reasons.append(refusal(profile, stage))
             self._found[key] = best.scored.choice if best else None
         return self._found[key]

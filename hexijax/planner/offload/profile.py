@@ -99,7 +99,10 @@ def stage_profile(
         found.append(
             LayerProfile(
                 name=chain.layers[i].name,
-                forward_s={p: CALL_S + times[i].forward(p, joined=last) for p in Remat},
+                forward_s={
+                    p: rounds * (CALL_S + times[i].forward(p, joined=last))
+                    for p in Remat
+                },
                 backward_s={
                     p: rounds * (CALL_S + times[i].backward(p, joined=last))
                     for p in Remat

@@ -1,0 +1,173 @@
+"""The part of a search that uses host memory, and when it is worth it.
+
+    plans that memory presses, layouts that do not fit -> with room for all -> Placer
+      -> simulator -> one count away, while that is faster
+
+They are looked at where they would be clearly faster than what fits were memory no
+matter, or where nothing fits.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from hexijax.cluster import Cluster
+from hexijax.costs.host_rates import host_side
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Plan, Schedule, Stage
+from hexijax.planner.judge import Judge
+from hexijax.planner.mesh import Layout
+from hexijax.planner.objective import Objective
+from hexijax.planner.offload.place import Placer
+from hexijax.planner.options import PlanOptions
+from hexijax.planner.regime import LAYERED, PLAIN
+from hexijax.planner.score import Scorer
+
+ROOMY = 8.0
+"""Of usable memory, for a skeleton whose parameters may go to the host as well."""
+
+LAYOUTS = 4
+"""That are looked at, most."""
+
+GAIN = 0.03
+"""What all the memory that is wanted would save at least, of what fits: a host gives
+back but a part of it."""
+
+SIZES = 3
+"""Microbatch sizes of a layout, from the fastest by formula to smaller ones."""
+
+PLACED = 12
+"""Stages that are placed where something fits already."""
+
+VARIED = 16
+"""Plans one count away that are simulated, of each layout."""
+
+BETTER = 1e-3
+"""By which a plan is faster than the one it is varied from."""
+
+
+class Offloading:
+    """Looks at layouts of one search."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        cluster: Cluster,
+        options: PlanOptions,
+        judge: Judge,
+        scorer: Scorer,
+        *,
+        add: Callable[[Plan], float | None],
+        check_time: Callable[[], None],
+    ) -> None:
+        """``add`` simulates a plan and tells its cost; None: it does not fit."""
+        self._options, self._judge = options, judge
+        self._add, self._check_time = add, check_time
+        self._placer = Placer(chain, cluster, options, judge)
+        asked = options.schedule
+        self._layered = options.layered and asked in (None, Schedule.LAYERED)
+        regimes = [LAYERED] if self._layered else []
+        regimes += [PLAIN] if asked is not Schedule.LAYERED else []
+        self._scorers = [
+            scorer.under(options, stateless=True, regime=regime) for regime in regimes
+        ]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why stages could not be placed."""
+        return self._placer.reasons
+
+    def look(
+        self,
+        pressed: Sequence[Plan],
+        layouts: Sequence[Layout],
+        least: float,
+        formula: float,
+    ) -> None:
+        """Plans that use their hosts.
+
+        Args:
+          pressed: of those that fit, the best ones whose devices are nearly full.
+          layouts: in which nothing fits, best first.
+          least: what the best plan costs; infinite: nothing fits.
+          formula: what the best layout that fits costs by formula.
+        """
+        made = dict.fromkeys(x for p in pressed[:LAYOUTS] for x in self._relaxed(p))
+        relaxed = [x for x in made if self._judge.cost(x) < least * (1 - GAIN)]
+        for skeletons in (
+            *([skeleton] for skeleton in relaxed),
+            *(self._skeletons(layout, formula) for layout in layouts[:LAYOUTS]),
+        ):
+            best: tuple[float, Plan] | None = None
+            for skeleton in skeletons:
+                self._check_time()
+                known = min(least, best[0] if best else math.inf)
+                for plan in self._placed(skeleton, known):
+                    cost = self._add(plan)
+                    if cost is not None and (best is None or cost < best[0]):
+                        best = cost, plan
+            if best and best[0] < least:
+                self._vary(*best)
+                least = min(least, best[0])
+
+    def _relaxed(self, plan: Plan) -> Iterator[Plan]:
+        """The plan with all residuals kept, whether they fit or not; and layered, which
+        leaves more time for what passes."""
+        kept = self._options.remat[0]
+
+        def relaxed(stage: Stage) -> Stage:
+            return dataclasses.replace(stage, remat=(kept,) * stage.num_layers)
+
+        replicas = tuple(
+            dataclasses.replace(replica, stages=tuple(map(relaxed, replica.stages)))
+            for replica in plan.replicas
+        )
+        made = dataclasses.replace(plan, replicas=replicas, prediction=None)
+        yield made
+        if self._layered:
+            yield dataclasses.replace(made, schedule=Schedule.LAYERED)
+
+    def _skeletons(self, layout: Layout, formula: float) -> Iterator[Plan]:
+        """The layout with room for all, in microbatches of a few sizes."""
+        for scorer in self._scorers:
+            most: int | None = None
+            for _ in range(SIZES):
+                scored = scorer.score(layout, ROOMY, most_samples=most)
+                if scored is None or scored.cost >= formula * (1 - GAIN):
+                    break
+                yield scorer.plan(scored)
+                most = max(each.option.size for each in scored.fitted) // 2
+                if not most or any(len(meshes) > 1 for meshes in layout):
+                    break
+
+    def _placed(self, skeleton: Plan, least: float) -> Iterator[Plan]:
+        if least < math.inf and self._placer.placed >= PLACED:
+            return
+        alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
+        by_step = alone and self._options.objective is Objective.STEP
+        yield from self._placer.place(skeleton, least if by_step else math.inf)
+
+    def _vary(self, cost: float, plan: Plan) -> None:
+        """From a placed plan to faster ones nearby, while there are any."""
+        left, tried, improved = VARIED, {plan}, True
+        while improved:
+            improved = False
+            for other in self._placer.near(plan):
+                if other in tried or not self._judge.fits(other):
+                    continue
+                if not left:
+                    return
+                left -= 1
+                self._check_time()
+                tried.add(other)
+                found = self._add(other)
+                if found is not None and found < cost * (1 - BETTER):
+                    cost, plan, improved = found, other, True
+                    break
+
+
+def may_offload(cluster: Cluster, options: PlanOptions) -> bool:
+    """Whether some device has a host whose memory JAX can use."""
+    return options.offload and any(
+        host_side(cluster, device.name).has_pinned for device in cluster.devices
+    )
