@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hexijax
+from hexijax.job.pinned import LIMIT_BYTES, LIMIT_VARIABLE
 
 if TYPE_CHECKING:
     import jax
@@ -36,9 +37,6 @@ _PACKAGES = (
 # From JAX's installation page: what its CUDA builds ask of card and driver.
 _CUDA12_CAPABILITY, _CUDA12_DRIVER = (5, 2), 525
 _CUDA13_CAPABILITY, _CUDA13_DRIVER = (7, 5), 580
-
-_PINNED_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-_PINNED_LIMIT_BYTES = 64 * 2**30  # XLA's own, where the variable is not set
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -302,13 +300,13 @@ def _kind_and_memory(device: "jax.Device") -> tuple[str, str]:
 
 def _pinned_limit_hint() -> str | None:
     """How to pin more host memory, where there is more than XLA pins by itself."""
-    if _PINNED_LIMIT_VARIABLE in os.environ:
-        return f"at most {os.environ[_PINNED_LIMIT_VARIABLE]} GB"
-    if _host_memory_bytes() <= _PINNED_LIMIT_BYTES:
+    if LIMIT_VARIABLE in os.environ:
+        return f"at most {os.environ[LIMIT_VARIABLE]} GB"
+    if _host_memory_bytes() <= LIMIT_BYTES:
         return None
     return (
-        f"at most {_gib(_PINNED_LIMIT_BYTES)} of the host's "
-        f"{_gib(_host_memory_bytes())}; set {_PINNED_LIMIT_VARIABLE} for more"
+        f"at most {_gib(LIMIT_BYTES)} of the host's "
+        f"{_gib(_host_memory_bytes())}; set {LIMIT_VARIABLE} for more"
     )
 
 

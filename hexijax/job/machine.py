@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
+from hexijax.job.intake import training_facts
+from hexijax.job.pinned import check_host
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.planner.mesh import compute_dtype
@@ -62,6 +64,8 @@ def make_machine(
     from hexijax.runtime.form import BatchForm
     from hexijax.runtime.plain import PlainEngine
 
+    if plan is not None:
+        check_host(plan, chain, cluster, training_facts(experiment), emulate=emulate)
     devices = assign(cluster, emulate=emulate)
     if plan is None:
         name, device = next(iter(devices.items()))

@@ -89,6 +89,22 @@ def test_any_cluster_file_is_emulated_and_planned_for(tmp_path: Path, capsys):
     assert report["predicted_step_s"] > 0
 
 
+def test_a_given_plan_whose_host_is_too_small_is_refused_before_it_runs(
+    tmp_path: Path, capsys
+):
+    toml = (ROOT / "experiments/clusters/quickstart.toml").read_text()
+    cluster, plan = tmp_path / "small.toml", tmp_path / "plan.txt"
+    cluster.write_text(toml.replace("host_memory_gib = 4", "host_memory_gib = 0.0125"))
+    own = Path(TINY).with_name("tiny_plan.txt").read_text()
+    plan.write_text(own.replace("state *  even", "state *  even  memory host"))
+    files = ("--cluster", str(cluster), "--plan", str(plan))
+    assert run(tmp_path, *files, "--set", "width=2048") == 2
+    error = capsys.readouterr().err
+    assert re.search(r"The plan has [\d,]+ bytes wait or rest in host memory", error)
+    assert "which has 13,421,772." in error
+    assert not (tmp_path / "tiny-001").exists()
+
+
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys):
     dynamic = ("--set", "loss_scale=dynamic")
     assert run(tmp_path, *dynamic, "--set", "steps=5") == 0
