@@ -1,7 +1,10 @@
 """Choices as plans: text and back, judged like any other, small cards alone."""
 
+import dataclasses
+
 import pytest
 
+from hexijax.cluster import Cluster, DeviceGroup
 from hexijax.layers.chain import Remat
 from hexijax.layers.known import gpt
 from hexijax.plan import text
@@ -14,11 +17,15 @@ from hexijax.plan.plan import (
     UpdateOrder,
     stage_place,
 )
+from hexijax.plan.training import Training
 from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
+from hexijax.planner.baselines.offload import rests_on_host
 from hexijax.planner.judge import Judge
 from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
 from hexijax.planner.offload.emit import placed_plan
 from hexijax.planner.offload.place import Placer
+from hexijax.planner.offload.search import may_offload
+from hexijax.planner.search import search
 from hexijax.simulator.predict import predict
 from tests.planner.offload_boxes import MIB, machine
 
@@ -131,3 +138,45 @@ def test_state_that_streams_beside_backwards_costs_no_time(microbatches: int):
         return predict(placed, chain, cluster, events=False).step_s
 
     assert step_s(4) <= step_s(0) * 1.01
+
+
+def slow(cluster: Cluster, bytes_per_s: float) -> Cluster:
+    """The machine with a host link as it was measured."""
+    (node,) = cluster.nodes
+    node = dataclasses.replace(
+        node, host_link_bytes_per_s=bytes_per_s, host_out_bytes_per_s=bytes_per_s
+    )
+    return dataclasses.replace(cluster, nodes=(node,))
+
+
+def test_a_slow_host_link_leaves_the_plan_as_it_is_without_a_host():
+    """2.7 GB/s, as a machine was measured to have."""
+    chain = gpt(depth=6, width=1024, num_heads=16, length=512, vocab_size=1024)
+    cluster = slow(machine(1900), 2.7e9)
+    by_default, on_devices = (
+        make_plan(chain, cluster, batch_size=32, dtype="bfloat16", options=options)
+        for options in (None, ON_DEVICES)
+    )
+    assert by_default == on_devices
+    assert not rests_on_host(by_default)
+
+
+def test_with_room_on_the_device_nothing_of_the_host_is_looked_at():
+    cluster = machine(60_000)
+    by_default, on_devices = (
+        search(WIDE, cluster, batch_size=4, dtype="bfloat16", options=options)
+        for options in (None, ON_DEVICES)
+    )
+    assert by_default.plan == on_devices.plan
+    assert by_default.played == on_devices.played
+
+
+def test_offload_is_left_out_where_asked_or_where_jax_pins_no_memory():
+    cluster = machine(3700)
+    assert may_offload(cluster, PlanOptions())
+    assert not may_offload(cluster, PlanOptions.of(Training(offload=False)))
+    node = dataclasses.replace(
+        cluster.nodes[0], devices=(DeviceGroup(kind="ascend-910b-64g", count=1),)
+    )
+    other = Cluster(name="other", nodes=(node,))
+    assert not may_offload(other, PlanOptions())

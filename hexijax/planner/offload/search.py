@@ -111,19 +111,28 @@ class Offloading:
                 least = min(least, best[0])
 
     def _relaxed(self, plan: Plan) -> Iterator[Plan]:
-        """The plan with all residuals kept, whether they fit or not; and layered, which
-        leaves more time for what passes."""
+        """The plan with all that is wanted kept, whether it fits or not; and layered,
+        which leaves more time for what passes."""
         kept = self._options.remat[0]
 
         def relaxed(stage: Stage) -> Stage:
-            return dataclasses.replace(stage, remat=(kept,) * stage.num_layers)
+            return dataclasses.replace(
+                stage,
+                remat=(kept,) * stage.num_layers,
+                params=(),
+                waits=(),
+                residuals=(),
+            )
 
         replicas = tuple(
             dataclasses.replace(replica, stages=tuple(map(relaxed, replica.stages)))
             for replica in plan.replicas
         )
         made = dataclasses.replace(plan, replicas=replicas, prediction=None)
-        yield made
+        if self._options.schedule is not Schedule.LAYERED:
+            plain = plan.schedule is Schedule.LAYERED
+            usual = Schedule.ONE_F_ONE_B if plain else plan.schedule
+            yield dataclasses.replace(made, schedule=usual)
         if self._layered:
             yield dataclasses.replace(made, schedule=Schedule.LAYERED)
 
