@@ -348,12 +348,12 @@ class _Bounds:
 
     def near(self, choice: Choice) -> Iterator[Choice]:
         """Choices one count away that may be used."""
-        return near(choice, self._allowed, stays=self._stays)
+        return near(choice, self._allowed, stays=self._stays.tolist())
 
     def _choice(
         self, kept: Sequence[Kept], streamed: Sequence[bool], split: tuple[int, int]
     ) -> Choice:
-        return counted(kept, streamed, split, self._stays)
+        return counted(kept, streamed, split, self._stays.tolist())
 
     def _states(self) -> dict[str, np.ndarray]:
         """Over state splits, what depends on nothing else."""
