@@ -212,7 +212,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_offload"))
     args = parser.parse_args()
-    command = f"bench_offload --parts {' '.join(args.parts)}"
+    given = (("parts", args.parts), ("caps", [f"{cap:g}" for cap in args.caps]))
+    words = " ".join(f"--{name} {' '.join(each)}" for name, each in given)
+    command = f"bench_offload {words}"
     bench = Bench(
         "offload", command, out=args.out, seconds=args.seconds, small=args.small
     )

@@ -1,7 +1,7 @@
 """Host offload's part of docs/performance.md, from what a run has written."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.emulated.table import Figure
@@ -58,7 +58,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
         ratio = rows[STREAMED] / rows[KEPT]
         yield Figure("parameters streamed: step over resident", ratio, 1.03, True)
     for name, ratio in _losses(found):
-        yield Figure(f"{name}: largest loss difference, of 1", ratio, 0.01, True)
+        yield Figure(f"{name}: largest difference of a loss", ratio, 0.01, True)
     errors = [abs(row["predicted_s"] / row["step_s"] - 1) for _, _, row in ran(found)]
     if errors:
         name = f"{len(errors)} offload plans: mean error of predicted steps"
@@ -76,9 +76,10 @@ def _losses(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
     """The tables of a run."""
-    yield ABOUT
-    yield ""
+    rows = [*ran(found)]
     if profile := found.get("profile"):
+        yield ABOUT
+        yield ""
         links = profile["links"]
         yield (
             f"Pinned copies reach {links['in'] / 1e9:.1f} GB/s in, "
@@ -88,12 +89,23 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
             "billion parameters a second."
         )
         yield ""
+    if rows:
+        yield from _plans(rows)
+    for peer in found.get("peers", {}).values():
+        yield f"PyTorch: `{peer['line'].removeprefix('RESULT ')}`."
+    yield from _overlaps(rows)
+
+
+Rows = Sequence[tuple[str, str, Mapping[str, Any]]]
+
+
+def _plans(rows: Rows) -> Iterator[str]:
     yield (
         "| model | plan | cap | tokens/s | step, median | least | most | predicted "
         "| over it | promised | peak |"
     )
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    for model, name, row in ran(found):
+    for model, name, row in rows:
         times = " | ".join(f"{row[k]:.3f} s" for k in ("step_s", "least_s", "most_s"))
         promised = sum(row["promised_bytes"].values()) / GIB
         peak = sum(row["peak_bytes"].values()) / GIB
@@ -103,17 +115,13 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
             f"| {row['predicted_s'] / row['step_s']:.3f} | {promised:.1f} GiB "
             f"| {peak:.1f} GiB |"
         )
-    if any(name == STREAMED for _, name, _ in ran(found)):
+    if any(name == STREAMED for _, name, _ in rows):
         yield ""
         yield ABOUT_STREAMED
-    for peer in found.get("peers", {}).values():
-        yield ""
-        yield f"On the same card: `{peer['line'].removeprefix('RESULT ')}`."
-    yield from _overlaps(found)
 
 
-def _overlaps(found: Mapping[str, Any]) -> Iterator[str]:
-    rows = [x for x in ran(found) if x[2].get("overlap")]
+def _overlaps(every: Rows) -> Iterator[str]:
+    rows = [x for x in every if x[2].get("overlap")]
     if not rows:
         return
     yield ""
