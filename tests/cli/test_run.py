@@ -101,7 +101,7 @@ def test_a_given_plan_whose_host_is_too_small_is_refused_before_it_runs(
     assert run(tmp_path, *files, "--set", "width=2048") == 2
     error = capsys.readouterr().err
     assert re.search(r"The plan has [\d,]+ bytes wait or rest in host memory", error)
-    assert "which has 13,421,772." in error
+    assert "which has 13,421,773." in error
     assert not (tmp_path / "tiny-001").exists()
 
 
