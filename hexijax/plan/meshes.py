@@ -64,6 +64,15 @@ def _check_mesh(place: Place, stage: Stage, cluster: Cluster) -> None:
         )
 
 
+def comes_again(plan: Plan) -> bool:
+    """Whether some device holds several stages of a replica, which only some schedules
+    can have."""
+    return any(
+        len({stage.devices for stage in replica.stages}) < len(replica.stages)
+        for replica in plan.replicas
+    )
+
+
 def _check_repeats(schedule: Schedule, r: int, stages: tuple[Stage, ...]) -> None:
     """Device sets of a replica are disjoint, or come again: in the same order under
     interleaved, in any under layered."""

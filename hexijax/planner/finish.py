@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
+from hexijax.plan.meshes import comes_again
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.planner.effort import FEW, Effort, num_instructions
 from hexijax.planner.finished import SLOWER, Finished
@@ -357,12 +358,14 @@ class Finisher:
         return self._scorer.under(dataclasses.replace(self._options, schedule=schedule))
 
     def _pipelines(self, known: Set[Plan]) -> list[Plan]:
-        """The best plans that have several stages in a replica, and are not known."""
+        """The best plans that have several stages in a replica, and are not known; not
+        those of which devices hold several, which ask for their own schedule."""
         long = [
             plan
             for _, plan in self.finished.best()
             if plan not in known
             and any(len(replica.stages) > 1 for replica in plan.replicas)
+            and not comes_again(plan)
         ]
         return long[: self._effort.rescheduled]
 

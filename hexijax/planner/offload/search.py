@@ -9,11 +9,12 @@ matter, or where nothing fits.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hexijax.cluster import Cluster
 from hexijax.costs.host_rates import host_side
 from hexijax.layers.chain import Chain
+from hexijax.plan.meshes import comes_again
 from hexijax.plan.plan import Plan, Schedule, Stage
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout
@@ -37,7 +38,7 @@ SIZES = 3
 """Microbatch sizes of a layout, from the fastest by formula to smaller ones."""
 
 PLACED = 12
-"""Stages that are placed where something fits already."""
+"""Stages that are placed of each regime where something fits already."""
 
 VARIED = 16
 """Plans one count away that are simulated, of each layout."""
@@ -92,23 +93,33 @@ class Offloading:
           least: what the best plan costs; infinite: nothing fits.
           formula: what the best layout that fits costs by formula.
         """
-        made = dict.fromkeys(x for p in pressed[:LAYOUTS] for x in self._relaxed(p))
+        most = LAYOUTS * len(self._scorers)  # a layout is there under each regime
+        made = dict.fromkeys(x for p in pressed[:most] for x in self._relaxed(p))
         relaxed = [x for x in made if self._judge.cost(x) < least * (1 - GAIN)]
-        for skeletons in (
-            *([skeleton] for skeleton in relaxed),
-            *(self._skeletons(layout, formula) for layout in layouts[:LAYOUTS]),
-        ):
-            best: tuple[float, Plan] | None = None
-            for skeleton in skeletons:
-                self._check_time()
-                known = min(least, best[0] if best else math.inf)
-                for plan in self._placed(skeleton, known):
-                    cost = self._add(plan)
-                    if cost is not None and (best is None or cost < best[0]):
-                        best = cost, plan
-            if best and best[0] < least:
-                self._vary(*best)
-                least = min(least, best[0])
+        for skeleton in relaxed:
+            least = min(least, self._look([skeleton], least))
+        for layout in layouts[:LAYOUTS]:
+            # Each regime by itself: what one has found by sums is no bound on another.
+            found = [
+                self._look(self._skeletons(layout, scorer, formula), least)
+                for scorer in self._scorers
+            ]
+            least = min(least, *found)
+
+    def _look(self, skeletons: Iterable[Plan], least: float) -> float:
+        """The least, or what the best of some skeletons costs once it is placed."""
+        best: tuple[float, Plan] | None = None
+        for skeleton in skeletons:
+            self._check_time()
+            known = min(least, best[0] if best else math.inf)
+            for plan in self._placed(skeleton, known):
+                cost = self._add(plan)
+                if cost is not None and (best is None or cost < best[0]):
+                    best = cost, plan
+        if best is None or best[0] >= least:
+            return least
+        self._vary(*best)
+        return best[0]
 
     def _relaxed(self, plan: Plan) -> Iterator[Plan]:
         """The plan with all that is wanted kept, whether it fits or not; and layered,
@@ -129,28 +140,29 @@ class Offloading:
             for replica in plan.replicas
         )
         made = dataclasses.replace(plan, replicas=replicas, prediction=None)
-        if self._options.schedule is not Schedule.LAYERED:
+        if self._options.schedule is not Schedule.LAYERED and not comes_again(plan):
             plain = plan.schedule is Schedule.LAYERED
             usual = Schedule.ONE_F_ONE_B if plain else plan.schedule
             yield dataclasses.replace(made, schedule=usual)
         if self._layered:
             yield dataclasses.replace(made, schedule=Schedule.LAYERED)
 
-    def _skeletons(self, layout: Layout, formula: float) -> Iterator[Plan]:
+    def _skeletons(
+        self, layout: Layout, scorer: Scorer, formula: float
+    ) -> Iterator[Plan]:
         """The layout with room for all, in microbatches of a few sizes."""
-        for scorer in self._scorers:
-            most: int | None = None
-            for _ in range(SIZES):
-                scored = scorer.score(layout, ROOMY, most_samples=most)
-                if scored is None or scored.cost >= formula * (1 - GAIN):
-                    break
-                yield scorer.plan(scored)
-                most = max(each.option.size for each in scored.fitted) // 2
-                if not most or any(len(meshes) > 1 for meshes in layout):
-                    break
+        most: int | None = None
+        for _ in range(SIZES):
+            scored = scorer.score(layout, ROOMY, most_samples=most)
+            if scored is None or scored.cost >= formula * (1 - GAIN):
+                return
+            yield scorer.plan(scored)
+            most = max(each.option.size for each in scored.fitted) // 2
+            if not most or any(len(meshes) > 1 for meshes in layout):
+                return
 
     def _placed(self, skeleton: Plan, least: float) -> Iterator[Plan]:
-        if least < math.inf and self._placer.placed >= PLACED:
+        if least < math.inf and self._placer.placed >= PLACED * len(self._scorers):
             return
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
