@@ -116,7 +116,12 @@ def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
     chain = make_chain(8, width=2048, rows=64, block_flops=1e11)
     cluster = tight(0.5)
     even, uneven = (
-        make_plan(chain, cluster, batch_size=32, options=PlanOptions(even_state=even))
+        make_plan(
+            chain,
+            cluster,
+            batch_size=32,
+            options=PlanOptions(even_state=even, offload=False),
+        )
         for even in (True, False)
     )
     for plan in (even, uneven):
