@@ -89,10 +89,13 @@ def test_a_small_card_computes_what_another_stores(
     assert plan is not None
     assert plan.schedule is Schedule.LAYERED
     (share,) = plan.state[1:]
-    small, large = plan.replicas
+    small, *large = plan.replicas
     assert small.stages[0].devices == ("n0/0",)
-    assert share.shares.keys() == {stage_place(1, 0)}
-    assert small.samples > large.samples
+    # The large one computes a part of the batch, or stores and nothing else: what a
+    # program takes beside its arrays depends on JAX.
+    (home,) = share.shares
+    assert home == (stage_place(1, 0) if large else "n0/1")
+    assert small.samples > SIZE // 2
     assert bool(small.stages[0].params) is freed
 
 
