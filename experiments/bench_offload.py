@@ -91,7 +91,6 @@ class Cell:
         made: Mapping[str, tuple[Plan, float]],
         *,
         traced: Sequence[str] = (),
-        apart: Sequence[str] = (),
         steps: int = 5,
         most_s: float = 400,
     ) -> None:
@@ -114,7 +113,7 @@ class Cell:
         command = bench.python(
             "experiments.offloaded.running",
             *(self.model, whole, result, *arguments, "--steps", steps),
-            *("--trace", *traced, "--one-by-one", *apart),
+            *("--trace", *traced),
         )
         try:
             bench.start(f"{self.model} {len(arguments)}", [0], *command).wait(most_s)

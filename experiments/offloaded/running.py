@@ -21,7 +21,6 @@ import jax
 
 from experiments.bench_llama import measure
 from experiments.emulated.overlap import Spans, events_in, of_events, spans_of
-from experiments.emulated.running import by_kind
 from experiments.offloaded import cells
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
@@ -30,7 +29,6 @@ from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.plan.plan import Plan
 from hexijax.runtime.engine import Engine
-from hexijax.runtime.profiling import instruction_times
 
 
 def run(
@@ -42,7 +40,6 @@ def run(
     *,
     steps: int,
     trace: Path | None,
-    one_by_one: bool,
 ) -> None:
     """Measures a plan; ``keep`` is given what is known, again and again."""
     began = time.perf_counter()
@@ -91,9 +88,6 @@ def run(
             for card, kinds in spans_of(events).items()
         }
         keep(found)
-    if one_by_one:
-        times = instruction_times(engine, next(batches), 300)
-        found["one_by_one"] = by_kind(times)
     keep(found)
 
 
@@ -116,7 +110,6 @@ def main() -> None:
     parser.add_argument("plans", nargs="+")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", nargs="*", default=[], help="of these plans")
-    parser.add_argument("--one-by-one", nargs="*", default=[], help="of these plans")
     args = parser.parse_args()
     experiment = cells.model(args.model)
     chain = trace_chain(experiment)
@@ -139,7 +132,6 @@ def main() -> None:
                 keep,
                 steps=args.steps,
                 trace=folder if name in args.trace else None,
-                one_by_one=name in args.one_by_one,
             )
         except Exception as error:  # said and kept; the other plans still run
             traceback.print_exc()

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import hexijax
-from hexijax.job.pinned import LIMIT_BYTES, LIMIT_VARIABLE
+from hexijax.costs.hosts import LIMIT_BYTES, LIMIT_VARIABLE
 
 if TYPE_CHECKING:
     import jax

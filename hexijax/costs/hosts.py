@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from hexijax.cluster import Cluster
 from hexijax.costs.memory import MemoryParts
 
+LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
+"""GiB that XLA may pin for GPUs; read before JAX starts."""
+
+LIMIT_BYTES = 64 * 2**30
+"""What it pins where the variable is not set."""
+
 
 def host_bytes(memory: Mapping[str, MemoryParts], cluster: Cluster) -> dict[str, int]:
     """Of all devices of a node together, where there is something."""

@@ -10,17 +10,17 @@ import os
 from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
-from hexijax.costs.hosts import full_host, host_bytes
+from hexijax.costs.hosts import (
+    LIMIT_BYTES,
+    LIMIT_VARIABLE,
+    full_host,
+    host_bytes,
+)
 from hexijax.costs.memory import plan_memory
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, PlanError
 from hexijax.plan.training import Training
-
-LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-
-LIMIT_BYTES = 64 * 2**30
-"""What XLA pins where the variable is not set."""
 
 SPARE = 1.1
 """Of what is promised, that is asked for: the pool is not filled to the last byte."""

@@ -30,7 +30,7 @@ def initial_params(experiment: Experiment, device: jax.Device) -> Any:
     source = _fitted(experiment)
     if source is not None:
         return source
-    make = _maker(experiment) or experiment.loss.init
+    make = _first(experiment)
     with jax.default_device(device):
         return make(jax.random.key(experiment.seed))
 
@@ -48,9 +48,14 @@ def made_params(
     source = _fitted(experiment)
     if source is not None:
         return source
-    make = _maker(experiment) or experiment.loss.init
     with jax.default_device(device):
-        return Made(make, jax.random.key(experiment.seed), device, reads)
+        key = jax.random.key(experiment.seed)
+    return Made(_first(experiment), key, device, reads)
+
+
+def _first(experiment: Experiment) -> Callable[..., Any]:
+    """What makes parameters from a key."""
+    return _maker(experiment) or experiment.loss.init
 
 
 def _fitted(experiment: Experiment) -> Source | None:

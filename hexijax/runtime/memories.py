@@ -8,13 +8,11 @@ from typing import Any
 
 import jax
 
+from hexijax.costs.hosts import LIMIT_BYTES, LIMIT_VARIABLE
 from hexijax.errors import UserError
 from hexijax.program.program import Buffer, Memory
 from hexijax.runtime.later import value as there
 from hexijax.runtime.layout import PINNED_HOST
-
-LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
-"""How much XLA may pin, read before JAX starts."""
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """What XLA's error says where no memory is left."""
@@ -39,10 +37,11 @@ def pin(arrays: Any, where: Any, what: object) -> Any:
         asked = sum(x.nbytes for x in jax.tree.leaves(arrays))
         raise UserError(
             f"{what}: {asked:,} bytes of pinned host memory were asked for, and the "
-            f"backend has no more ({str(error).splitlines()[0]}). XLA pins at most 64 "
-            f"GiB unless {LIMIT_VARIABLE} said another number of GiB before JAX "
-            "started: set it, or let less of the plan wait or rest in host memory. A "
-            "run that was under way goes on from its last checkpoint with --resume."
+            f"backend has no more ({str(error).splitlines()[0]}). XLA pins at most "
+            f"{LIMIT_BYTES >> 30} GiB unless {LIMIT_VARIABLE} said another number of "
+            "GiB before JAX started: set it, or let less of the plan wait or rest in "
+            "host memory. A run that was under way goes on from its last checkpoint "
+            "with --resume."
         ) from error
 
 

@@ -38,7 +38,7 @@ def test_the_shipped_clusters_are_the_promised_ones():
         "cephalo": "l4-24g l4-24g a6000-48g p40-24g",
         "emulated": "h100-80g-sxm h100-half h100-quarter h100-80g-sxm",
         "h100": "h100-80g-sxm",
-        "h100_capped": "h100-24g",
+        "h100_capped": "h100-40g",
         "h100_x4": " ".join(["h100-80g-sxm"] * 4),
         "hexiscale": " ".join(
             ["a800-80g-sxm"] * 3 + ["rtx4090-24g"] * 3 + ["rtx3090-24g"] * 2

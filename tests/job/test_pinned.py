@@ -2,9 +2,10 @@
 
 import pytest
 
+from hexijax.costs.hosts import LIMIT_BYTES, LIMIT_VARIABLE
 from hexijax.costs.memory import plan_memory
 from hexijax.errors import UserError
-from hexijax.job.pinned import LIMIT_BYTES, LIMIT_VARIABLE, check_host
+from hexijax.job.pinned import check_host
 from hexijax.layers.known import gpt
 from hexijax.plan.plan import Memory, Plan, PlanError, Replica, Stage, StateShare
 from hexijax.plan.training import Training
