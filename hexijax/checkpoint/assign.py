@@ -1,0 +1,317 @@
+"""Which source gives which piece of a state, so that all of it is there soonest.
+
+    wanted boxes, holders -> atoms -> classes -> two linear programs -> (Read, ...)
+
+An atom is a part of a wanted box that each holder has whole or not at all. Atoms with
+the same holders and the same reader are one class, and only its bytes count: they can
+be cut row by row, so a linear program over classes and holders is exact. It is small
+whatever the model. The first makes the moment as early as possible at which the last
+holder ends; of all ways to do that, the second takes the bytes that lie nearest. The
+answer is a vertex: at most as many classes are cut as there are holders.
+"""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hexijax.errors import UserError
+from hexijax.program.boxes import Box, overlap
+
+FARTHER: Mapping[str, float] = {"device": 0.0, "disk": 1.0, "peer": 2.0, "far": 8.0}
+"""What a byte from each kind of source weighs, where time leaves a choice."""
+
+ELSEWHERE = 1.0
+"""What it weighs besides, if it comes from another node."""
+
+LEAST_CUT_BYTES = 2**16
+"""No holder is asked for fewer of an atom's: a request costs more."""
+
+
+class Holder(Protocol):
+    """As much of a source as is needed to choose it."""
+
+    @property
+    def label(self) -> str:
+        """Of what kind it is; see ``FARTHER``."""
+        ...
+
+    @property
+    def node(self) -> str:
+        """Where it is; empty: on none."""
+        ...
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """Of all that is read from it together."""
+        ...
+
+    @property
+    def holds(self) -> Mapping[Any, Sequence[Box]]:
+        """Its boxes, by the key of what they are boxes of."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Want:
+    """A box that somebody needs."""
+
+    key: Hashable
+    """Of what: a parameter's name and a kind of state."""
+
+    box: Box
+    """Which part."""
+
+    item_bytes: int
+    """Of one element."""
+
+    node: str
+    """Who reads it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """A part of a want, and who gives it."""
+
+    want: int
+    """Its place among the wanted."""
+
+    box: Box
+    """Of the whole array, as the want's own."""
+
+    source: int
+    """Its place among the holders."""
+
+    num_bytes: int
+    """Its size."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """Reads that tile every want, and when the last holder ends."""
+
+    reads: tuple[Read, ...]
+    """In the order of the wants."""
+
+    finish_s: float
+    """Seconds until the busiest holder is done, all at work from the start."""
+
+    def bytes_by_source(self) -> dict[int, int]:
+        """What each holder gives."""
+        given: dict[int, int] = collections.defaultdict(int)
+        for read in self.reads:
+            given[read.source] += read.num_bytes
+        return dict(given)
+
+
+class NothingHoldsError(UserError):
+    """A part of the state lies nowhere."""
+
+
+Rate = Callable[[Holder, str], float]
+"""Bytes a second from a holder to a node that reads from it alone."""
+
+_Class = tuple[tuple[int, ...], str]
+"""Holders and reader of atoms."""
+
+_Atom = tuple[int, Box, int]
+"""Its want, its box, its bytes."""
+
+
+def own_rate(holder: Holder, node: str) -> float:
+    """The same to every node: its own."""
+    del node
+    return holder.rate_bytes_per_s
+
+
+def assignment(
+    wanted: Sequence[Want], sources: Sequence[Holder], rate: Rate = own_rate
+) -> Assignment:
+    """The reads that end first; among those, the ones from nearest by.
+
+    All holders are read from at the same time, each at its own rate whoever reads.
+
+    Args:
+        wanted: what is needed; their boxes may overlap.
+        sources: who holds what.
+        rate: seconds of a holder's time follow from it.
+
+    Raises:
+        NothingHoldsError: some of it is held by none.
+    """
+    classes: dict[_Class, list[_Atom]] = collections.defaultdict(list)
+    for at, want in enumerate(wanted):
+        for box, holders in _atoms(want, sources):
+            num_bytes = math.prod(b - a for a, b in box) * want.item_bytes
+            classes[holders, want.node].append((at, box, num_bytes))
+    quotas = _quotas(classes, sources, rate)
+    reads = [
+        read
+        for each, atoms in classes.items()
+        for read in _dealt(atoms, quotas[each], wanted)
+    ]
+    busy_s = [0.0] * len(sources)
+    for read in reads:
+        seconds = read.num_bytes / rate(sources[read.source], wanted[read.want].node)
+        busy_s[read.source] += seconds
+    reads.sort(key=lambda read: (read.want, read.box))
+    return Assignment(reads=tuple(reads), finish_s=max(busy_s, default=0.0))
+
+
+def _atoms(
+    want: Want, sources: Sequence[Holder]
+) -> Iterator[tuple[Box, tuple[int, ...]]]:
+    """Parts of the want, each with the holders that have all of it."""
+    held = [
+        (i, both)
+        for i, source in enumerate(sources)
+        for box in source.holds.get(want.key, ())
+        if (both := overlap(box, want.box)) is not None
+    ]
+    boxes = [want.box]
+    while boxes:
+        box = boxes.pop()
+        inside = [(i, both) for i, h in held if (both := overlap(h, box)) is not None]
+        edge = next(
+            (
+                (dim, at)
+                for _, both in inside
+                for dim, (rows, whole) in enumerate(zip(both, box, strict=True))
+                for at in rows
+                if whole[0] < at < whole[1]
+            ),
+            None,
+        )
+        if edge is not None:
+            boxes += reversed(_cut(box, *edge))
+        elif not math.prod(b - a for a, b in box):
+            continue  # nothing is in it
+        elif inside:
+            yield box, tuple(sorted({i for i, _ in inside}))
+        else:
+            raise NothingHoldsError(_nowhere(want, box, sources))
+
+
+def _cut(box: Box, dim: int, at: int) -> list[Box]:
+    (start, stop), before, after = box[dim], box[:dim], box[dim + 1 :]
+    return [(*before, (start, at), *after), (*before, (at, stop), *after)]
+
+
+def _nowhere(want: Want, box: Box, sources: Sequence[Holder]) -> str:
+    parts = want.key if isinstance(want.key, tuple) else (want.key,)
+    name = " of ".join(map(str, reversed(parts)))
+    rows = "[" + ", ".join(f"{a}:{b}" for a, b in box) + "]"
+    asked = ", ".join(sorted({f"{s.label} {s.node}".strip() for s in sources}))
+    return (
+        f"The {name} was asked for at {rows}, and none of {len(sources)} sources holds "
+        f"it ({asked or 'none'}). Every part of a state must lie somewhere: go back "
+        "to an older step, or save to a far tier (--far) or a neighbour."
+    )
+
+
+def _quotas(
+    classes: Mapping[_Class, Sequence[_Atom]],
+    sources: Sequence[Holder],
+    rate: Rate,
+) -> dict[_Class, dict[int, float]]:
+    """Bytes that each holder gives of each class."""
+    total = {each: float(sum(a[2] for a in atoms)) for each, atoms in classes.items()}
+    if all(len(holders) == 1 for holders, _ in total):
+        return {each: {each[0][0]: size} for each, size in total.items()}
+    ways = [(each, i) for each in total for i in each[0]]
+    shares = _solved(ways, total, sources, rate)
+    quotas: dict[_Class, dict[int, float]] = {each: {} for each in total}
+    for (each, i), share in zip(ways, shares, strict=True):
+        if share > 0:
+            quotas[each][i] = share * total[each]
+    return quotas
+
+
+def _solved(
+    ways: Sequence[tuple[_Class, int]],
+    total: Mapping[_Class, float],
+    sources: Sequence[Holder],
+    rate: Rate,
+) -> np.ndarray:
+    """Of each class, the part that goes each way. ``[ways]``
+
+    Parts instead of bytes, and seconds over the longest a class alone may take, keep
+    the numbers near one.
+    """
+    from scipy.optimize import linprog  # pyrefly: ignore[untyped-import]
+
+    of_class = {each: row for row, each in enumerate(total)}
+    seconds = np.array(
+        [total[each] / rate(sources[i], each[1]) for each, i in ways], dtype=float
+    )
+    seconds /= seconds.max()
+    n = len(ways)
+    whole = np.zeros((len(total), n + 1))
+    busy = np.zeros((len(sources), n + 1))
+    busy[:, n] = -1.0
+    for column, (each, i) in enumerate(ways):
+        whole[of_class[each], column] = 1.0
+        busy[i, column] = seconds[column]
+    ones, zeros = np.ones(len(total)), np.zeros(len(sources))
+    soonest = np.zeros(n + 1)
+    soonest[n] = 1.0
+
+    def solve(cost: np.ndarray, latest: float | None) -> Any:
+        bounds = [(0.0, 1.0)] * n + [(0.0, latest)]
+        found = linprog(
+            cost, A_ub=busy, b_ub=zeros, A_eq=whole, b_eq=ones, bounds=bounds
+        )
+        assert found.success, found.message
+        return found
+
+    finish = float(solve(soonest, None).x[n])
+    sizes = np.array([total[each] for each, _ in ways])
+    far = [
+        FARTHER.get(sources[i].label, max(FARTHER.values()))
+        + ELSEWHERE * (sources[i].node != each[1])
+        for each, i in ways
+    ]
+    # A second is worth little: it decides between sources that are as near.
+    nearest = sizes / sizes.max() * np.array(far) + 1e-3 * seconds
+    cost = np.append(nearest, 0.0)
+    return np.clip(solve(cost, finish * (1 + 1e-7) + 1e-12).x[:n], 0.0, 1.0)
+
+
+def _dealt(
+    atoms: Sequence[_Atom], quotas: Mapping[int, float], wanted: Sequence[Want]
+) -> Iterator[Read]:
+    """The atoms of a class in order, to one holder after another."""
+    # Largest last: it takes what rounding to rows leaves over.
+    holders = sorted(quotas, key=lambda i: quotas[i])
+    waiting = collections.deque(atoms)
+    for turn, holder in enumerate(holders):
+        left = quotas[holder] if turn + 1 < len(holders) else math.inf
+        while waiting and left > 0:
+            want, box, num_bytes = waiting.popleft()
+            if num_bytes > left:
+                split = _split(box, left, wanted[want].item_bytes)
+                if split is None:
+                    waiting.appendleft((want, box, num_bytes))
+                    break
+                box, rest = split
+                size = math.prod(b - a for a, b in box) * wanted[want].item_bytes
+                waiting.appendleft((want, rest, num_bytes - size))
+                num_bytes, left = size, 0.0
+            left -= num_bytes
+            yield Read(want=want, box=box, source=holder, num_bytes=num_bytes)
+
+
+def _split(box: Box, num_bytes: float, item_bytes: int) -> list[Box] | None:
+    """A box in two, the first of about so many bytes; None: not worth it, or it has no
+    rows to cut between."""
+    whole_bytes = math.prod(b - a for a, b in box) * item_bytes
+    if min(num_bytes, whole_bytes - num_bytes) < LEAST_CUT_BYTES:
+        return None
+    for dim, (start, stop) in enumerate(box):
+        rows = round(num_bytes / whole_bytes * (stop - start))
+        if 0 < rows < stop - start:
+            return _cut(box, dim, start + rows)
+    return None
