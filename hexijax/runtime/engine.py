@@ -77,7 +77,8 @@ from hexijax.runtime.segments import (
 from hexijax.runtime.trainable import frozen_names
 from hexijax.runtime.verdicts import Verdicts
 from hexijax.weights.runs import Stored
-from hexijax.weights.source import Source
+from hexijax.weights.slices import Key, Slice
+from hexijax.weights.source import Source, Tensor
 
 
 class Engine:
@@ -406,6 +407,45 @@ class Engine:
     def moments_like(self, kind: str) -> dict[str, np.ndarray]:
         """One kind of moment by parameter name; ``kind`` is its path in the state."""
         return stored.assemble_moments(self._abstract, self.groups, self.state(), kind)
+
+    def slices(self) -> dict[Slice, list[jax.Array]]:
+        """Every state array where it lies, and a loss scale; see ``state.slices``."""
+        found = stored.slices(self.groups, self.state())
+        if self._rules.dynamic_scale:
+            found[scaling.SLICE] = [self._executor.get(names.scale(HOST))]
+        return found
+
+    def targets(self) -> dict[Slice, list[jax.ShapeDtypeStruct]]:
+        """Shapes, dtypes and shardings of ``slices``, in its order."""
+        structs = {
+            (home, name): group.state_structs(home)
+            for name, group in self.groups.items()
+            for home in group.homes
+        }
+        targets = stored.slices(self.groups, structs)
+        if self._rules.dynamic_scale:
+            where = self.layout.replicated(self._verdicts.host)
+            targets[scaling.SLICE] = [struct(scaling.SHAPE, "float32", where)]
+        return targets
+
+    def tensors(self) -> dict[Key, Tensor]:
+        """Shape and dtype of all that ``slices`` are boxes of."""
+        found = stored.tensors(self._abstract, self.groups)
+        if self._rules.dynamic_scale:
+            found[scaling.SLICE.key] = scaling.TENSOR
+        return found
+
+    def load(self, arrays: Mapping[Slice, Sequence[jax.Array]]) -> None:
+        """What ``slices`` gave, like ``targets``, at its homes; parameters follow.
+
+        The next update overwrites the arrays.
+        """
+        state = stored.unsliced(self.groups, arrays)
+        for (home, name), value in state.items():
+            self._executor.put(self.groups[name].state_buffer(home), value)
+        if self._rules.dynamic_scale:
+            self._put_scale(arrays[scaling.SLICE][0])
+        self._executor.run_prologue()
 
     def arrays(self) -> dict[str, jax.Array]:
         """Every state array by global name, kind of state and box; a loss scale."""

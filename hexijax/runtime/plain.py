@@ -6,7 +6,7 @@ update. Parameters that do not train are arguments of the loss that it is not
 differentiated by.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,14 @@ from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.results import StepResult, Sums, judged, means, numbers
 from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import Stored
+from hexijax.weights.slices import MASTER, Key, Slice, whole_slice
 from hexijax.weights.source import Source, Tensor, whole
+
+_TRAINED = "inner_states/True/inner_state/"
+"""Where ``optax.partition`` keeps the state of what trains: an engine under a plan has
+the optimizer alone."""
+
+_with_path = jax.tree_util.tree_leaves_with_path
 
 
 class PlainEngine:
@@ -234,6 +241,58 @@ class PlainEngine:
             [x for _, x in leaves],
             tree,
         )
+
+    def slices(self) -> dict[Slice, list[jax.Array]]:
+        """Parameters and moments, each whole, and a loss scale; see
+        ``Engine.slices``."""
+        found = dict(zip(self._slices(), self._state_leaves()[0], strict=True))
+        if self._scale is not None:
+            found[scaling.SLICE] = self._scale
+        return {each: [array] for each, array in found.items()}
+
+    def targets(self) -> dict[Slice, list[jax.ShapeDtypeStruct]]:
+        """Shapes, dtypes and shardings of ``slices``."""
+        return {
+            each: [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)]
+            for each, (x,) in self.slices().items()
+        }
+
+    def tensors(self) -> dict[Key, Tensor]:
+        """Shape and dtype of each of ``slices``."""
+        return {
+            each.key: Tensor(tuple(x.shape), np.dtype(x.dtype))
+            for each, (x,) in self.slices().items()
+        }
+
+    def load(self, arrays: Mapping[Slice, Sequence[jax.Array]]) -> None:
+        """What ``slices`` gave, back in place."""
+        _, tree = self._state_leaves()
+        found = [arrays[each][0] for each in self._slices()]
+        self._params, self._moments = jax.tree.unflatten(tree, found)
+        if self._dynamic:
+            self._scale = arrays[scaling.SLICE][0]
+
+    def _state_leaves(self) -> tuple[list[Any], Any]:
+        return jax.tree.flatten((self._params, self._moments))
+
+    def _slices(self) -> list[Slice]:
+        """Of the parameters and the moments, in the order of their trees."""
+        names = [path_name(p) for p, _ in _with_path(self._params)]
+        masters = [
+            whole_slice(Key(name, MASTER), tuple(x.shape))
+            for name, (_, x) in zip(names, _with_path(self._params), strict=True)
+        ]
+        known = set(names)
+        moments: list[Slice] = []
+        for path, x in _with_path(self._moments):
+            kind = path_name(path)
+            kind = kind.removeprefix(_TRAINED) if self._frozen else kind
+            parts = kind.split("/")
+            ends = ("/".join(parts[at:]) for at in range(len(parts)))
+            owner = next((end for end in ends if end in known), "")
+            key = Key(owner, kind.removesuffix(owner).strip("/"))
+            moments.append(whole_slice(key, tuple(x.shape)))
+        return [*masters, *moments]
 
     def arrays(self) -> dict[str, jax.Array]:
         """Parameters and moments by path; a loss scale."""

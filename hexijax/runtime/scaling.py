@@ -8,10 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hexijax.plan.precision import FIRST_SCALE, GOOD_STEPS, LEAST_SCALE, MOST_SCALE
+from hexijax.plan.precision import (
+    FIRST_SCALE,
+    GOOD_STEPS,
+    LEAST_SCALE,
+    MOST_SCALE,
+    STATE_KEY,
+)
+from hexijax.weights.slices import Key, whole_slice
+from hexijax.weights.source import Tensor
 
 SHAPE = (2,)
 """Of the state."""
+
+SLICE = whole_slice(Key("", STATE_KEY), SHAPE)
+"""What it is among a run's state."""
+
+TENSOR = Tensor(SHAPE, np.dtype(np.float32))
+"""Of the state, too."""
 
 
 def first_state() -> np.ndarray:

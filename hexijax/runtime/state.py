@@ -4,7 +4,7 @@ A parameter is known by its path in the user's tree, a piece of it by its box, n
 the stage or device that happened to hold it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,11 @@ from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.layout import box_shape
+from hexijax.runtime.memo import memo
+from hexijax.runtime.optimizer import Moment
+from hexijax.weights.slices import MASTER, Key, Slice
+from hexijax.weights.source import Tensor, whole
 
 Groups = Mapping[str, GroupRuntime]
 State = Mapping[tuple[Place, str], Mapping[str, Any]]
@@ -124,3 +129,84 @@ def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
 
 def _text(leaf: Leaf, box: Box) -> str:
     return ",".join(f"{start}:{stop}" for start, stop in global_box(leaf, box))
+
+
+def slices(groups: Groups, state: State) -> dict[Slice, list[Any]]:
+    """Every array of the state by what it is, with each copy that homes have of it.
+
+    Only what belongs to no leaf, such as a step count, has several: one a group and
+    home, all equal.
+    """
+    out: dict[Slice, list[Any]] = {}
+    for name, group in groups.items():
+        for home in group.homes:
+            held = state[home, name]
+            masters, moments = _state_slices(group, home)
+            arrays = (*held["master"], *held["moments"])
+            for each, array in zip((*masters, *moments), arrays, strict=True):
+                out.setdefault(each, []).append(array)
+    return out
+
+
+def unsliced(
+    groups: Groups, arrays: Mapping[Slice, Sequence[Any]]
+) -> dict[tuple[Place, str], Any]:
+    """The state that ``slices`` spelled out."""
+    given = {each: iter(copies) for each, copies in arrays.items()}
+    state = {}
+    for name, group in groups.items():
+        for home in group.homes:
+            masters, moments = _state_slices(group, home)
+            state[home, name] = {
+                "master": tuple(next(given[each]) for each in masters),
+                "moments": [next(given[each]) for each in moments],
+            }
+    return state
+
+
+def tensors(abstract: Any, groups: Groups) -> dict[Key, Tensor]:
+    """Shape and dtype of every array that the slices are boxes of."""
+    shapes = {
+        path_name(path): tuple(x.shape)
+        for path, x in jax.tree_util.tree_leaves_with_path(abstract)
+    }
+    out: dict[Key, Tensor] = {}
+    for group in groups.values():
+        for home in group.homes:
+            held, (masters, moments) = group.held[home], _state_slices(group, home)
+            for each, (leaf, _) in zip(masters, held, strict=True):
+                out[each.key] = Tensor(shapes[leaf.name], np.dtype(leaf.dtype))
+            for each, moment in zip(moments, group.moments(home), strict=True):
+                shape = tuple(moment.shape)
+                if moment.owner is not None and _as_its_leaf(group, home, moment):
+                    shape = shapes[held[moment.owner][0].name]
+                out[each.key] = Tensor(shape, np.dtype(moment.dtype))
+    return out
+
+
+@memo
+def _state_slices(group: GroupRuntime, home: Place) -> tuple[list[Slice], list[Slice]]:
+    """Of the masters and the moments of a home, in its order."""
+    held = group.held[home]
+    masters = [Slice(leaf.name, MASTER, global_box(leaf, box)) for leaf, box in held]
+    moments = []
+    for moment in group.moments(home):
+        if moment.owner is None:
+            moments.append(Slice("", moment.path, whole(tuple(moment.shape))))
+            continue
+        leaf, box = held[moment.owner]
+        kind = moment.path.removesuffix(leaf.name).strip("/")
+        if _as_its_leaf(group, home, moment):
+            moments.append(Slice(leaf.name, kind, global_box(leaf, box)))
+        else:
+            moments.append(Slice(leaf.name, kind, whole(tuple(moment.shape))))
+    return masters, moments
+
+
+def _as_its_leaf(group: GroupRuntime, home: Place, moment: Moment) -> bool:
+    """Whether a moment has a number for each of its leaf's; else its leaf is whole."""
+    assert moment.owner is not None
+    leaf, box = group.held[home][moment.owner]
+    alike = tuple(moment.shape) == box_shape(box)
+    assert alike or leaf.row is None, (leaf.id, moment)
+    return alike
