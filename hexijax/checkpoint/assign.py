@@ -1,6 +1,6 @@
 """Which source gives which piece of a state, so that all of it is there soonest.
 
-    wanted boxes, holders -> atoms -> classes -> two linear programs -> (Read, ...)
+    wanted boxes, sources -> atoms -> classes -> two linear programs -> (Read, ...)
 
 An atom is a part of a wanted box that each holder has whole or not at all. Atoms with
 the same holders and the same reader are one class, and only its bytes count: they can
@@ -13,15 +13,17 @@ answer is a vertex: at most as many classes are cut as there are holders.
 import collections
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from hexijax.errors import UserError
-from hexijax.program.boxes import Box, overlap
+from hexijax.checkpoint.assemble import Assign, Fetch, Wanted, missing
+from hexijax.checkpoint.slices import Key, Slice
+from hexijax.checkpoint.sources import DEVICE, DISK, FAR, PEER, Source
+from hexijax.weights.source import Box, overlap
 
-FARTHER: Mapping[str, float] = {"device": 0.0, "disk": 1.0, "peer": 2.0, "far": 8.0}
+FARTHER: Mapping[str, float] = {DEVICE: 0.0, DISK: 1.0, PEER: 2.0, FAR: 8.0}
 """What a byte from each kind of source weighs, where time leaves a choice."""
 
 ELSEWHERE = 1.0
@@ -31,35 +33,11 @@ LEAST_CUT_BYTES = 2**16
 """No holder is asked for fewer of an atom's: a request costs more."""
 
 
-class Holder(Protocol):
-    """As much of a source as is needed to choose it."""
-
-    @property
-    def label(self) -> str:
-        """Of what kind it is; see ``FARTHER``."""
-        ...
-
-    @property
-    def node(self) -> str:
-        """Where it is; empty: on none."""
-        ...
-
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """Of all that is read from it together."""
-        ...
-
-    @property
-    def holds(self) -> Mapping[Any, Sequence[Box]]:
-        """Its boxes, by the key of what they are boxes of."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Want:
     """A box that somebody needs."""
 
-    key: Hashable
+    key: Key
     """Of what: a parameter's name and a kind of state."""
 
     box: Box
@@ -83,7 +61,7 @@ class Read:
     """Of the whole array, as the want's own."""
 
     source: int
-    """Its place among the holders."""
+    """Its place among the sources."""
 
     num_bytes: int
     """Its size."""
@@ -107,12 +85,8 @@ class Assignment:
         return dict(given)
 
 
-class NothingHoldsError(UserError):
-    """A part of the state lies nowhere."""
-
-
-Rate = Callable[[Holder, str], float]
-"""Bytes a second from a holder to a node that reads from it alone."""
+Rate = Callable[[Source, str], float]
+"""Bytes a second from a source to a node that reads from it alone."""
 
 _Class = tuple[tuple[int, ...], str]
 """Holders and reader of atoms."""
@@ -121,14 +95,45 @@ _Atom = tuple[int, Box, int]
 """Its want, its box, its bytes."""
 
 
-def own_rate(holder: Holder, node: str) -> float:
+TYPICAL_BYTES_PER_S: Mapping[str, float] = {
+    DEVICE: 1e10,
+    DISK: 2e9,
+    PEER: 1e9,
+    FAR: 1e8,
+}
+"""Of sources that do not say how fast they are."""
+
+
+def own_rate(source: Source, node: str) -> float:
     """The same to every node: its own."""
     del node
-    return holder.rate_bytes_per_s
+    given = source.rate_bytes_per_s
+    return given if math.isfinite(given) else TYPICAL_BYTES_PER_S[source.label]
+
+
+def soonest(rate: Rate = own_rate) -> Assign:
+    """The ``Assign`` that ends first; see ``assignment``."""
+
+    def assign(wanted: Sequence[Wanted], sources: Sequence[Source]) -> list[Fetch]:
+        wants = [
+            Want(
+                key=want.slice.key,
+                box=want.slice.box,
+                item_bytes=want.num_bytes // want.slice.size,
+                node=want.nodes[0] if want.nodes else "",
+            )
+            for want in wanted
+        ]
+        return [
+            Fetch(Slice(*wants[read.want].key, read.box), read.source)
+            for read in assignment(wants, sources, rate).reads
+        ]
+
+    return assign
 
 
 def assignment(
-    wanted: Sequence[Want], sources: Sequence[Holder], rate: Rate = own_rate
+    wanted: Sequence[Want], sources: Sequence[Source], rate: Rate = own_rate
 ) -> Assignment:
     """The reads that end first; among those, the ones from nearest by.
 
@@ -140,7 +145,7 @@ def assignment(
         rate: seconds of a holder's time follow from it.
 
     Raises:
-        NothingHoldsError: some of it is held by none.
+        Missing: some of it is held by none.
     """
     classes: dict[_Class, list[_Atom]] = collections.defaultdict(list)
     for at, want in enumerate(wanted):
@@ -162,9 +167,9 @@ def assignment(
 
 
 def _atoms(
-    want: Want, sources: Sequence[Holder]
+    want: Want, sources: Sequence[Source]
 ) -> Iterator[tuple[Box, tuple[int, ...]]]:
-    """Parts of the want, each with the holders that have all of it."""
+    """Parts of the want, each with the sources that have all of it."""
     held = [
         (i, both)
         for i, source in enumerate(sources)
@@ -192,7 +197,7 @@ def _atoms(
         elif inside:
             yield box, tuple(sorted({i for i, _ in inside}))
         else:
-            raise NothingHoldsError(_nowhere(want, box, sources))
+            raise missing(Slice(*want.key, box), sources)
 
 
 def _cut(box: Box, dim: int, at: int) -> list[Box]:
@@ -200,21 +205,9 @@ def _cut(box: Box, dim: int, at: int) -> list[Box]:
     return [(*before, (start, at), *after), (*before, (at, stop), *after)]
 
 
-def _nowhere(want: Want, box: Box, sources: Sequence[Holder]) -> str:
-    parts = want.key if isinstance(want.key, tuple) else (want.key,)
-    name = " of ".join(map(str, reversed(parts)))
-    rows = "[" + ", ".join(f"{a}:{b}" for a, b in box) + "]"
-    asked = ", ".join(sorted({f"{s.label} {s.node}".strip() for s in sources}))
-    return (
-        f"The {name} was asked for at {rows}, and none of {len(sources)} sources holds "
-        f"it ({asked or 'none'}). Every part of a state must lie somewhere: go back "
-        "to an older step, or save to a far tier (--far) or a neighbour."
-    )
-
-
 def _quotas(
     classes: Mapping[_Class, Sequence[_Atom]],
-    sources: Sequence[Holder],
+    sources: Sequence[Source],
     rate: Rate,
 ) -> dict[_Class, dict[int, float]]:
     """Bytes that each holder gives of each class."""
@@ -233,7 +226,7 @@ def _quotas(
 def _solved(
     ways: Sequence[tuple[_Class, int]],
     total: Mapping[_Class, float],
-    sources: Sequence[Holder],
+    sources: Sequence[Source],
     rate: Rate,
 ) -> np.ndarray:
     """Of each class, the part that goes each way. ``[ways]``
@@ -270,8 +263,7 @@ def _solved(
     finish = float(solve(soonest, None).x[n])
     sizes = np.array([total[each] for each, _ in ways])
     far = [
-        FARTHER.get(sources[i].label, max(FARTHER.values()))
-        + ELSEWHERE * (sources[i].node != each[1])
+        FARTHER[sources[i].label] + ELSEWHERE * (sources[i].node != each[1])
         for each, i in ways
     ]
     # A second is worth little: it decides between sources that are as near.

@@ -129,10 +129,12 @@ class PlansAhead:
     def close(self) -> None:
         """Ends the process."""
         with self._changed:
-            self._closed, self._waiting = True, []
+            self._closed = True
+            self._waiting.clear()
             self._changed.notify_all()
-        if self._process is not None:
-            self._process.kill()
+        process = self._process
+        if process is not None:
+            process.kill()  # the thread may wait for its answer
         if self._thread is not None:
             self._thread.join()
 
@@ -157,16 +159,12 @@ class PlansAhead:
                     self._found[self._now] = plan
                 self._now = ""
                 self._changed.notify_all()
-        if self._process is not None:
-            for pipe in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):
-                    assert pipe is not None
-                    pipe.close()
-            self._process.wait()
+        self._end_process()
 
     def _ask(self, cluster: Cluster) -> Plan | None:
         try:
             if self._process is None or self._process.poll() is not None:
+                self._end_process()
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "hexijax.elastic.ahead"],
                     stdin=subprocess.PIPE,
@@ -180,6 +178,15 @@ class PlansAhead:
             return pickle.load(self._process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError):
             return None
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):  # what was not sent is lost
+                    pipe.close()
+            self._process.wait()
 
     def _send(self, thing: Any) -> None:
         assert self._process is not None

@@ -11,6 +11,7 @@ that time is no silence.
 import dataclasses
 import threading
 import time
+from collections.abc import Callable
 
 from hexijax.elastic.members import Clock, Members
 
@@ -20,6 +21,7 @@ class _Heard:
     start: str
     count: int
     silent_s: float = 0.0
+    gone: bool = False
 
 
 class Heartbeats:
@@ -57,13 +59,13 @@ class Heartbeats:
         """
         with self._lock:
             heard = self._heard.get(node)
-            again = heard is None or heard.start != start
-            if not again and heard is not None and count <= heard.count:
+            restarted = heard is not None and heard.start != start
+            if heard is not None and not restarted and count <= heard.count:
                 return
             self._heard[node] = _Heard(start, count)
-        if again:
-            if heard is not None:
-                self._members.lose(node)  # it came back before it was missed
+        if restarted:
+            self._members.lose(node)  # it may have come back before it was missed
+        if restarted or heard is None or heard.gone:
             self._members.join(node)
 
     def check(self) -> tuple[str, ...]:
@@ -77,10 +79,9 @@ class Heartbeats:
             gone = []
             for node, heard in self._heard.items():
                 heard.silent_s += gap_s
-                if heard.silent_s > self._silence_s:
+                if heard.silent_s > self._silence_s and not heard.gone:
+                    heard.gone = True
                     gone.append(node)
-            for node in gone:
-                del self._heard[node]
         for node in gone:
             self._members.lose(node)
         return tuple(gone)
@@ -89,7 +90,7 @@ class Heartbeats:
 class Beating:
     """A thread that calls something every so often, while it is entered."""
 
-    def __init__(self, call, every_s: float = 1.0):
+    def __init__(self, call: Callable[[], object], every_s: float = 1.0):
         self._call, self._every_s = call, every_s
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -158,7 +158,8 @@ class Members:
     def take(self) -> tuple[Event, ...]:
         """What has happened since it was last asked, in order."""
         with self._lock:
-            taken, self._events = tuple(self._events), []
+            taken = tuple(self._events)
+            self._events.clear()
             self.changed.clear()
         return taken
 

@@ -8,6 +8,7 @@
 Nodes that it does not name are as they were. It is looked at between steps.
 """
 
+import contextlib
 from pathlib import Path
 
 from hexijax.elastic.members import Members
@@ -54,10 +55,9 @@ class Roll:
         node, what, *more = [*words, ""][: max(2, len(words))]
         seconds = more[0] if more else str(NOTICE_S)
         right = what in WORDS and len(more) <= (what == "leaves")
-        try:
+        within_s = -1.0
+        with contextlib.suppress(ValueError):
             within_s = float(seconds)
-        except ValueError:
-            right = False
         if not right or not within_s >= 0:
             raise UserError(
                 f"{self._file}, line {number}: {' '.join(words)!r}. A line is a node's "
