@@ -138,6 +138,8 @@ def live_sources(
     for each, copies in engine.slices().items():
         corner = [start for start, _ in each.box]
         for array in copies:
+            if not any(device in node_of for device in array.sharding.device_set):
+                continue
             for shard in array.addressable_shards:
                 node = node_of.get(shard.device)
                 if node is None or not array.size:

@@ -93,6 +93,16 @@ class Loop:
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Ends the run after the step at hand, once it is set; Ctrl-C sets it."""
 
+    pause: Callable[[int], bool] | None = None
+    """Asked before each step, with the steps done, before a batch is taken for it;
+    True: the loop is left there, and ``paused``. Nothing is saved."""
+
+    paused: bool = dataclasses.field(default=False, init=False)
+    """Whether it was; ``run`` may go on from ``done`` steps, or from before."""
+
+    done: int = dataclasses.field(default=0, init=False)
+    """Steps dispatched."""
+
     flag: str = "--set "
     """How a field of the experiment is set by whoever reads the messages."""
 
@@ -108,13 +118,17 @@ class Loop:
           UserError: the data ended early; what was trained stands.
         """
         steps, pending = self.experiment.steps, None
-        done = self._saved = start
+        done = self.done = self._saved = start
+        self.paused = False
         self.screen.training(steps, start)
         if start == 0 and self.experiment.eval_ends:
             self._tell({"step": -1, **self._evaluate()})
         with _asked_to_stop(self.screen, self.stop):
             self.meter.start()
             for step in range(start, steps):
+                if self.pause and self.pause(done):
+                    self.paused = True
+                    break
                 batch = next(self.batches, None)
                 if batch is None:
                     break
@@ -124,6 +138,7 @@ class Loop:
                 if pending is not None:
                     self._finish(*pending)
                 pending, done = (step, result, dispatch_s), step + 1
+                self.done = done
                 if self._evaluates(step) or self._saves(step):
                     self._finish(*pending)
                     pending = None
@@ -134,10 +149,10 @@ class Loop:
                     break
             if pending is not None:
                 self._finish(*pending)
-            if done > self._saved:
+            if done > self._saved and not self.paused:
                 self._save(done)
         self.screen.close()
-        if done < steps and not self.stop.is_set():
+        if done < steps and not self.stop.is_set() and not self.paused:
             raise UserError(ended(done - start, steps - start, start))
         return done == steps
 

@@ -47,6 +47,7 @@ def make_machine(
     plan: Plan | None,
     *,
     emulate: bool = False,
+    devices: "Mapping[str, jax.Device] | None" = None,
     progress: Progress | None = None,
 ) -> Machine:
     """Compiles a plan; None: the plain program on one device.
@@ -57,6 +58,7 @@ def make_machine(
         chain: the experiment's model.
         plan: who does what.
         emulate: let any device stand for any other.
+        devices: which JAX device is which of the cluster's, where that is known.
         progress: told (what, done, total) while compiling.
     """
     from hexijax.runtime.devices import assign
@@ -66,7 +68,8 @@ def make_machine(
 
     if plan is not None:
         check_host(plan, chain, cluster, training_facts(experiment), emulate=emulate)
-    devices = assign(cluster, emulate=emulate)
+    if devices is None:
+        devices = assign(cluster, emulate=emulate)
     if plan is None:
         name, device = next(iter(devices.items()))
         form = BatchForm(size=experiment.batch_size, arrays=chain.batch)

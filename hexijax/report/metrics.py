@@ -85,19 +85,28 @@ class Metrics:
 
     def __init__(self, path: Path, *, continue_at: int = 0):
         """Opens the file; lines of ``continue_at`` and later are dropped first."""
+        self._path = path
+        self._open(continue_at)
+
+    def _open(self, continue_at: int) -> None:
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self.steps = self.skipped = 0
-        kept = [line for line in _read(path) if line["step"] < continue_at]
+        kept = [line for line in _read(self._path) if line["step"] < continue_at]
         for line in kept:
             self._count(line)
-        write_atomically(path, "".join(map(_render, kept)))
-        self._file = path.open("a", buffering=1)
+        write_atomically(self._path, "".join(map(_render, kept)))
+        self._file = self._path.open("a", buffering=1)
 
     def write(self, line: Mapping[str, float | int | None]) -> None:
         """Adds a step's line."""
         self._count(line)
         self._file.write(_render(line))
+
+    def go_back(self, step: int) -> None:
+        """Lines of ``step`` and later are dropped: these steps are done again."""
+        self._file.close()
+        self._open(step)
 
     def close(self) -> None:
         """Nothing is written after it."""

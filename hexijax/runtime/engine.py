@@ -505,7 +505,7 @@ class Engine:
                 seed = self._verdicts.scaled(last)(state, seed)
             self._seeds[last] = seed
         left = self._executor.run_body()
-        return StepResult(functools.partial(self._fetch, left, weight))
+        return StepResult(functools.partial(self._fetch, left, weight), left)
 
     def watched_step(
         self, batch: Mapping[str, Any], step: int, then: Watch

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,9 @@ class StepResult:
     """Waits; gives ``loss`` and every metric as means over the global weight,
     ``grad_norm`` before clipping, ``weight``, and ``finite`` as 1 or 0; where steps may
     be left out ``skipped`` as 1 or 0, and a dynamic loss ``scale``, this step's."""
+
+    reads: Any = None
+    """A tree of the arrays that it waits for."""
 
 
 class Numbers(Mapping[str, float]):

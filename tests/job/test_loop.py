@@ -134,6 +134,18 @@ def test_saves_know_the_steps_done_and_the_data_read(tmp_path: Path, make_loop):
     assert saved == [(2, {"at": 2}), (4, {"at": 4}), (5, {"at": 5})]
 
 
+def test_a_paused_loop_leaves_state_and_data_at_the_steps_done(make_loop):
+    engine, saved = Engine(), list[Any]()
+    loop = make_loop(engine, steps=5, save=lambda *args: saved.append(args))
+    loop.pause = lambda done: done == 3 and not loop.paused
+    assert not loop.run()
+    assert (loop.paused, loop.done, loop.batches.at, saved) == (True, 3, 3, [])
+    assert engine.log[-1] == "fetch 2"
+    loop.pause = None
+    assert loop.run(3)
+    assert saved == [(5, {"at": 5})]
+
+
 def test_evaluation_is_a_mean_by_weight_over_the_same_batches(
     tmp_path: Path, make_loop
 ):

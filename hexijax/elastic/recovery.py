@@ -1,0 +1,144 @@
+"""The newest step of which every piece still lies somewhere, into a new engine.
+
+    live engine, what it holds -> held -> Kept(step at hand) --+
+    stores, what survivors and the far tier hold -> Kept ... --+--> recover -> engine
+
+A step that is not whole, or turns out damaged while it is read, is passed over for the
+one before it. Each says why. What is read from where is assigned so that it ends first.
+"""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from hexijax.checkpoint.assemble import Missing, Moved, assemble
+from hexijax.checkpoint.assign import Rate, own_rate, soonest
+from hexijax.checkpoint.slices import Stateful
+from hexijax.checkpoint.sources import DEVICE, Damaged, Held, Source, live_sources
+from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+
+if TYPE_CHECKING:
+    import jax
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """A step, and places that hold pieces of its state; perhaps not all."""
+
+    step: int
+    """Optimizer steps done."""
+
+    data_state: Any
+    """Position of the data iterator."""
+
+    sources: Sequence[Source]
+    """Which can be read now."""
+
+
+class Store(Protocol):
+    """Where steps are kept: tiers, copies on neighbours."""
+
+    def forget(self, node: str) -> None:
+        """A node is lost, with whatever it held."""
+        ...
+
+    def kept(self) -> Iterable[Kept]:
+        """What there still is, the newest step first; none is read yet."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Recovered:
+    """Where a run goes on."""
+
+    step: int
+    """Optimizer steps done."""
+
+    data_state: Any
+    """Position of the data iterator."""
+
+    moved: Moved
+    """What was read."""
+
+    passed_over: tuple[str, ...]
+    """Newer steps that are not whole, and why, a line each."""
+
+
+def held(
+    engine: Stateful, node_of: "Mapping[jax.Device, str]", nodes: Collection[str]
+) -> list[Held]:
+    """What an engine's devices hold on some nodes, in their hosts' memory.
+
+    The engine may go then: its devices are free for the next one's state.
+    """
+    lives = {device: node for device, node in node_of.items() if node in nodes}
+    return [
+        Held(
+            arrays={each: np.asarray(x) for each, x in source.shards.items()},
+            label=DEVICE,
+            node=source.node,
+        )
+        for source in live_sources(engine, lives)
+    ]
+
+
+def recover(
+    engine: Stateful,
+    kept: Iterable[Kept],
+    *,
+    node_of: "Mapping[jax.Device, str]",
+    rate: Rate = own_rate,
+) -> Recovered:
+    """Loads the newest step that is whole.
+
+    Args:
+      engine: that takes it.
+      kept: what there is, in any order; pieces of one step may be listed apart.
+      node_of: node of each device of the engine.
+      rate: from a source to a node.
+
+    Raises:
+      UserError: none is whole.
+    """
+    steps: dict[int, list[Kept]] = {}
+    for each in kept:
+        steps.setdefault(each.step, []).append(each)
+    targets, passed_over = engine.targets(), list[str]()
+    for step in sorted(steps, reverse=True):
+        sources = [source for each in steps[step] for source in each.sources]
+        try:
+            arrays, moved = assemble(targets, sources, soonest(rate), node_of)
+        except (Missing, Damaged) as error:
+            passed_over.append(f"step {step}: {error}")
+            continue
+        engine.load(arrays)
+        return Recovered(
+            step=step,
+            data_state=steps[step][0].data_state,
+            moved=moved,
+            passed_over=tuple(passed_over),
+        )
+    tried = "\n".join(f"  {line}" for line in passed_over) or "  nothing was saved"
+    raise UserError(
+        f"No step of the run is whole any more; {len(steps)} were looked at:\n{tried}\n"
+        "State has one home, so what a lost machine held comes from a save: save more "
+        "often (--save-every), and where no machine can take it along (--far)."
+    )
+
+
+def between(cluster: Cluster) -> Rate:
+    """Rates that know a cluster's links: what comes from another node is no faster
+    than the way there."""
+    nodes = {node.name: node for node in cluster.nodes}
+
+    def rate(source: Source, node: str) -> float:
+        own = own_rate(source, node)
+        if source.node == node or source.node not in nodes or node not in nodes:
+            return own
+        link = cluster.links.between(nodes[source.node], nodes[node])
+        return own if link is None else min(own, link.bytes_per_s)
+
+    return rate
