@@ -19,14 +19,14 @@ class Replans:
     most: int = 200
     """In one run, forced or not."""
 
-    most_in_vain: int = 5
-    """In a row without a new step between them."""
+    most_in_vain: int = 10
+    """In a row without a step between them."""
 
     horizon_steps: int | None = None
     """Steps that a new plan is expected to last, at most; None: to the end."""
 
     count: int = dataclasses.field(default=0, init=False)
-    _best: int = dataclasses.field(default=-1, init=False)
+    _from: int = dataclasses.field(default=-1, init=False)
     _in_vain: int = dataclasses.field(default=0, init=False)
 
     def pays(
@@ -53,11 +53,10 @@ class Replans:
           UserError: there were too many.
         """
         self.count += 1
-        self._in_vain = 0 if done > self._best else self._in_vain + 1
-        self._best = max(self._best, done)
+        self._in_vain = 0 if done > self._from else self._in_vain + 1
         if self.count > self.most or self._in_vain > self.most_in_vain:
             how = (
-                f"{self._in_vain} times in a row without a new step"
+                f"{self._in_vain} times in a row without a step"
                 if self._in_vain > self.most_in_vain
                 else f"{self.most} times"
             )
@@ -66,3 +65,7 @@ class Replans:
                 f"step {done}. What was saved stands: --resume when the cluster has "
                 "calmed down, or save more often, so that a step is not lost each time."
             )
+
+    def ended(self, step: int) -> None:
+        """It has ended; the run goes on after ``step`` steps."""
+        self._from = step

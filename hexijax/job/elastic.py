@@ -312,6 +312,7 @@ class Elastic:
         )
         self.changes.append(change)
         self._cost_s = time.perf_counter() - began
+        self._replans.ended(recovered.step)
         for line in change.lines():
             self._say(line)
         self._prepare()
