@@ -4,12 +4,13 @@
 
 A segment's accumulators are born in its backward pass and die when their sum has left,
 before the pass after the next begins (``program.window``). A sum is at its home until
-the update, which may wait for all others'.
+the update, which may wait for all others'; or, where the stage says of how many passes
+there is room, until so many passes later.
 """
 
 import collections
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
@@ -25,9 +26,10 @@ class LayeredGrads:
         self._stages = dict(plan.stages())
         self._one_pass: dict[str, Mapping[Place, int]] = {}
         self._stays: dict[Place, int] = {}
-        self._leaving: dict[Place, list[int]] = {
-            place: [0] * len(stage.segments) for place, stage in self._stages.items()
-        }
+        self._leaving, self._windowed = (
+            {p: [0] * len(stage.segments) for p, stage in self._stages.items()}
+            for _ in range(2)
+        )
 
     def add(
         self, group: Group, place: Place, shard: int, size: int, *, alone: bool
@@ -41,13 +43,20 @@ class LayeredGrads:
           size: those whose sum is at home here.
           alone: the accumulator is the sum.
         """
-        segment = None if alone else self._passes(group).get(place)
-        stays = shard if alone else size
-        if segment is not None:
+        segment, stays = self._passes(group).get(place), 0
+        if segment is not None and not alone:
             self._leaving[place][segment] += shard
         elif not alone:
             stays += shard
+        if segment is not None and self._stages[place].grads:
+            self._windowed[place][segment] += shard if alone else size
+        else:
+            stays += shard if alone else size
         self._stays[place] = self._stays.get(place, 0) + stays
+
+    def ends(self, group: Group, place: Place) -> bool:
+        """Whether a bucket's sum ends some passes after its own at a user."""
+        return bool(self._stages[place].grads) and place in self._passes(group)
 
     def _passes(self, group: Group) -> Mapping[Place, int]:
         """The segment of each place, where each replica uses the bucket in one."""
@@ -67,5 +76,12 @@ class LayeredGrads:
             most = max(map(sum, itertools.pairwise([0, *sizes])))
             if shared[self._stages[place].devices] > 1:  # the last was another stage's
                 most = PASSES * max(sizes)
-            found[place] = stays, most
+            most_sums = _most_together(self._windowed[place], self._stages[place].grads)
+            found[place] = stays + most_sums, most
         return found
+
+
+def _most_together(sizes: Sequence[int], passes: int) -> int:
+    """Of so many that follow each other."""
+    starts = range(max(1, len(sizes) - passes + 1))
+    return max(sum(sizes[at : at + passes]) for at in starts)

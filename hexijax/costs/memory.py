@@ -364,7 +364,8 @@ def _state(
                     size, shard, len(members), item, in_pieces=grids != {grid}
                 )
             in_flight[place] = max(in_flight.get(place, 0), flying)
-            if late and not (alone and own_lanes == 1):
+            ends = grads is not None and place in members and grads.ends(group, place)
+            if late and not ends and not (alone and own_lanes == 1):
                 passing[place] = passing.get(place, 0) + GRAD_BYTES * size
             state = size * STATE_BYTES * (1 + moments)
             if streams_state(plan, group):

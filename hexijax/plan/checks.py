@@ -14,7 +14,14 @@ from hexijax.cluster import Cluster
 from hexijax.errors import did_you_mean
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
-from hexijax.plan.plan import Memory, Plan, PlanError, Replica, stage_place
+from hexijax.plan.plan import (
+    Memory,
+    Plan,
+    PlanError,
+    Replica,
+    Schedule,
+    stage_place,
+)
 
 Check = Callable[[Plan, Chain, Cluster], None]
 
@@ -150,6 +157,12 @@ def check_stage_parts(plan: Plan, chain: Chain, cluster: Cluster) -> None:
                     f"{len(stage.segments)}. Write '{name}' once for all, or once a "
                     "segment."
                 )
+        if stage.grads and plan.schedule is not Schedule.LAYERED:
+            raise PlanError(
+                f"Stage {place} has gradients of {stage.grads} passes at once, and "
+                f"under {plan.schedule} they are complete with the last microbatch. "
+                "Write 'schedule layered', or leave 'grads' out."
+            )
 
 
 def check_batch(plan: Plan, chain: Chain, cluster: Cluster) -> None:

@@ -298,6 +298,7 @@ _STAGE: dict[str, Reader] = {
     "params": _runs(Params, "how long parameters stay: kept, or kept,freed*3"),
     "waits": _runs(Memory, "where borders wait: host, or device,host*3"),
     "residuals": _runs(Memory, "where residuals wait: host, or device,host*3"),
+    "grads": _whole("passes whose gradients are there at once"),
 }
 
 _STATE: dict[str, Reader] = {

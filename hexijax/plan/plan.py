@@ -115,6 +115,10 @@ class Stage:
     """One a segment, in order; empty: the device for all. Where what a forward keeps
     for its backward waits for it."""
 
+    grads: int = 0
+    """Under ``layered``, passes whose gradients may be there at once: a later one waits
+    until they are updated. 0: all, which wait for no update."""
+
     def __post_init__(self) -> None:
         start, stop = self.layers
         if not self.segments:

@@ -6,7 +6,8 @@ A line a fact: a heading, a line for each replica, stage and state share, and wh
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
 none, ``params`` are kept, ``waits``, ``residuals``, a state's ``memory`` and its
-``update`` are the device, ``order`` is fifo, ``samples`` fills every microbatch.
+``update`` are the device, ``grads`` are 0, ``order`` is fifo, ``samples`` fills every
+microbatch.
 '#' starts a comment. ``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
@@ -97,6 +98,9 @@ def _replica(r: int, replica: Replica, chain: Chain | None) -> list[str]:
         for row, stage in zip(rows, replica.stages, strict=True):
             kept = stage.residuals or (Memory.DEVICE,) * len(stage.segments)
             row.append(f"residuals {_runs(kept, len(stage.segments))}")
+    if any(stage.grads for stage in replica.stages):
+        for row, stage in zip(rows, replica.stages, strict=True):
+            row.append(f"grads {stage.grads}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [head]
     for row, stage in zip(rows, replica.stages, strict=True):

@@ -90,6 +90,7 @@ class Judge:
             plan,
             self.chain,
             self.cluster,
+            rules=self.options.rules(plan),
             moments=self.options.moments,
             whole_leaves=self.options.whole_leaves,
             events=events,

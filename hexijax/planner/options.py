@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from hexijax.costs.memory import MOMENTS
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Remat
-from hexijax.plan.plan import Reductions, Schedule
+from hexijax.plan.plan import Plan, Reductions, Schedule
+from hexijax.plan.precision import DYNAMIC, loss_scale
 from hexijax.plan.training import Training
 from hexijax.planner.objective import Objective
+from hexijax.program.lower import StepRules
 
 
 class Grouping(enum.StrEnum):
@@ -96,6 +98,16 @@ class PlanOptions:
     whole_leaves: bool = False
     """No leaf's state is cut, for optimizers that look inside a leaf."""
 
+    clip: bool = False
+    """An update waits for the global gradient norm."""
+
+    skip_nonfinite: bool = False
+    """It waits to hear that all gradients are finite."""
+
+    dynamic_scale: bool | None = None
+    """So it does under a dynamic loss scale; None: there is one where a stage of the
+    plan computes in float16."""
+
     seconds: float | None = None
     """Wall time the search may take; the plan then depends on the machine. None: by
     counted effort, equal input gives equal plans."""
@@ -109,4 +121,19 @@ class PlanOptions:
             whole_leaves=training.whole_leaves,
             per_microbatch=training.per_microbatch,
             offload=training.offload,
+            clip=training.clip,
+            skip_nonfinite=training.skip_nonfinite,
+            dynamic_scale=training.dynamic_scale,
+        )
+
+    def rules(self, plan: Plan) -> StepRules:
+        """What an update waits for under a plan."""
+        dynamic = self.dynamic_scale
+        if dynamic is None:
+            dtypes = [stage.dtype for _, stage in plan.stages()]
+            dynamic = loss_scale(None, dtypes) == DYNAMIC
+        return StepRules(
+            clip=self.clip,
+            skip_nonfinite=self.skip_nonfinite,
+            dynamic_scale=dynamic,
         )

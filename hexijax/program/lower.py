@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Plan, UpdateOrder
+from hexijax.plan.plan import Plan, PlanError, UpdateOrder
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
 from hexijax.program.compute import compute
@@ -99,6 +99,7 @@ def _lowered(
     whole_leaves: bool,
 ) -> _Lowered:
     check_layers(plan, chain, Faults(Program()))
+    _check_grads(plan, rules)
     if groups is None:
         groups = buckets(plan, chain, whole_leaves=whole_leaves)
     places = group_places(plan, chain, groups, whole_leaves=whole_leaves)
@@ -131,6 +132,18 @@ def _lowered(
     drain = tuple(map(dataclasses.replace, drain))  # marked apart from the body
     body, pools = waiting(plan, order)
     return _Lowered(tuple(before), body, drain, pools)
+
+
+def _check_grads(plan: Plan, rules: StepRules) -> None:
+    """Updates may come as early as the plan counts on."""
+    few = [place for place, stage in plan.stages() if stage.grads]
+    if few and rules.update_waits:
+        raise PlanError(
+            f"Stage {few[0]} has room for gradients of {plan.stage(few[0]).grads} "
+            "passes at once ('grads'), and clip_norm, skip_nonfinite and a dynamic "
+            "loss scale need those of all before the first update. Plan anew for this "
+            "training, or train without them."
+        )
 
 
 def late_groups(

@@ -6,7 +6,9 @@ A segment's accumulators are born in its backward pass and die when its sum has 
 Where links are slower than compute they would pile up: so the first backward of a
 pass waits for the Reduces of all passes but the last one before it. What several
 segments of a replica use is complete with the earliest of them, and nobody waits for
-it.
+it. A sum stays until its update, so where a stage has room for the gradients of
+``grads`` passes only, the pass after them waits for the updates as well, or for the
+sum's copy to the host that updates it.
 
 It asks for no circle: a pass waits for sums of later layers only, and these for passes
 over those layers.
@@ -23,7 +25,10 @@ from hexijax.program.program import (
     Instruction,
     Kind,
     Reduce,
+    Site,
     Sum,
+    Update,
+    WriteBack,
 )
 
 PASSES = 2
@@ -51,6 +56,7 @@ def window(
     for instr in others:
         if isinstance(instr, Sum):
             sums.setdefault(instr.group, []).append(instr)
+    gone = _gone(others)
     for reduce in reduces:
         members = [read.buffer.place.split(".")[0] for read in reduce.reads]
         ends = [made[read.buffer._replace(microbatch=None)] for read in reduce.reads]
@@ -62,6 +68,21 @@ def window(
         for number, at in itertools.chain(*ends):
             for first, _ in passes[number][at + PASSES : at + PASSES + 1]:
                 yield from ((before, first) for before in ready)
+            most = plan.stage(passes[number][at][0].place).grads
+            for first, _ in passes[number][at + most : at + most + 1] if most else ():
+                yield from ((before, first) for before in gone.get(reduce.group, ()))
+
+
+def _gone(others: Sequence[Instruction]) -> dict[str, list[Instruction]]:
+    """What ends the sums of each bucket; those of late ones end with the next step's
+    forward, before any of its gradients is born."""
+    found: dict[str, list[Instruction]] = {}
+    for instr in others:
+        if isinstance(instr, Update) and instr.site is not Site.HOST:
+            found.setdefault(instr.group, []).append(instr)
+        elif isinstance(instr, WriteBack) and instr.buffer.kind is Kind.GRAD:
+            found.setdefault(instr.buffer.subject, []).append(instr)
+    return found
 
 
 def _passes(stream: Sequence[Instruction]) -> list[tuple[Backward, set[Buffer]]]:

@@ -10,7 +10,6 @@ from hexijax.cluster import Cluster
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
-from hexijax.plan.precision import DYNAMIC, loss_scale
 from hexijax.plan.training import PLAIN, Training
 from hexijax.planner import Objective, PlanOptions
 from hexijax.planner.bound import bound_s, least_cost
@@ -80,15 +79,7 @@ class Problem:
 
     def rules(self, plan: Plan) -> StepRules:
         """What an update waits for under a plan."""
-        training, dynamic = self.training, self.training.dynamic_scale
-        if dynamic is None:
-            dtypes = [stage.dtype for _, stage in plan.stages()]
-            dynamic = loss_scale(None, dtypes) == DYNAMIC
-        return StepRules(
-            clip=training.clip,
-            skip_nonfinite=training.skip_nonfinite,
-            dynamic_scale=dynamic,
-        )
+        return PlanOptions.of(self.training).rules(plan)
 
     def options(self, *, seconds: float | None = None) -> PlanOptions:
         """What the search must respect."""

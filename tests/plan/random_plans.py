@@ -87,6 +87,7 @@ def _stage(rng: random.Random) -> Stage:
         params=tuple(rng.choices(list(Params), k=rng.randint(0, 3))),
         waits=tuple(rng.choices(list(Memory), k=rng.randint(0, 3))),
         residuals=tuple(rng.choices(list(Memory), k=rng.randint(0, 3))),
+        grads=rng.choice([0, 0, 1, 5]),
     )
 
 

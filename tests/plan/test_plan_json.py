@@ -41,6 +41,7 @@ def test_reports_name_layers_and_degrees():
         "params": ["kept", "kept"],
         "waits": ["device", "device"],
         "residuals": ["device", "device"],
+        "grads": 0,
     }
 
 

@@ -44,6 +44,7 @@ def placed_plan(
     choices: Mapping[Place, Choice],
     *,
     order: UpdateOrder = UpdateOrder.PRIORITY,
+    grads: int = 0,
 ) -> Plan:
     """The plan with some stages' layers placed; its prediction is dropped.
 
@@ -52,9 +53,10 @@ def placed_plan(
       chain: the model.
       choices: by stage, one a layer.
       order: of updates, where any state rests on a host.
+      grads: passes whose gradients have room in the placed stages; 0: all.
     """
     replicas = tuple(
-        dataclasses.replace(replica, stages=_stages(r, replica, choices))
+        dataclasses.replace(replica, stages=_stages(r, replica, choices, grads))
         for r, replica in enumerate(plan.replicas)
     )
     state = _state(plan, chain, choices)
@@ -69,17 +71,17 @@ def placed_plan(
 
 
 def _stages(
-    r: int, replica: Replica, choices: Mapping[Place, Choice]
+    r: int, replica: Replica, choices: Mapping[Place, Choice], grads: int
 ) -> tuple[Stage, ...]:
     return tuple(
-        placed_stage(stage, choices[place])
+        placed_stage(stage, choices[place], grads)
         if (place := stage_place(r, s)) in choices
         else stage
         for s, stage in enumerate(replica.stages)
     )
 
 
-def placed_stage(stage: Stage, choice: Choice) -> Stage:
+def placed_stage(stage: Stage, choice: Choice, grads: int = 0) -> Stage:
     """A stage whose every layer is a segment, as chosen."""
     assert len(choice) == stage.num_layers, "one choice a layer"
     return dataclasses.replace(
@@ -91,6 +93,7 @@ def placed_stage(stage: Stage, choice: Choice) -> Stage:
             Memory.HOST if chosen.kept is Kept.HOST else Memory.DEVICE
             for chosen in choice
         ),
+        grads=grads,
     )
 
 

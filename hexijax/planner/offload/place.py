@@ -6,13 +6,16 @@
 Only stages on devices that overflow are placed; the others stay as they are, so a mixed
 cluster offloads on its small cards alone. The choice knows a stage by itself and plays
 it as a model of a Program; memory is judged as every plan's is, and where a promise
-came out too large the stage is placed anew with so much less. Which order of updates is
-faster, and whether a little more or less on the host is, the simulator says.
+came out too large the stage is placed anew with so much less. A layered stage may have
+room for all gradients, or for those of some passes: the later ones then wait. Which of
+them and which order of updates is faster, and whether a little more or less on the host
+is, the simulator says.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import live_microbatches
@@ -47,8 +50,19 @@ TRIES = 4
 SPARE = 1.05
 """More than what was promised too much."""
 
+PASSES = (16, 8, 4, 2)
+"""Whose gradients there may be room for at once: the most that fit."""
+
 LOOKED_AT = 4
 """Counts of the least bounds that are looked at, beside plain ones."""
+
+
+class _Placed(NamedTuple):
+    """Stages of one plan."""
+
+    choices: Mapping[Place, Choice]
+    grads: int
+    """Passes whose gradients have room, in each of them; 0: all."""
 
 
 class Placer:
@@ -67,7 +81,7 @@ class Placer:
         self.placed = 0
         """Stages for which a choice was searched."""
         self._found: dict[object, Choice | None] = {}
-        self._placed: dict[Plan, tuple[Plan, Mapping[Place, Choice]]] = {}
+        self._placed: dict[Plan, tuple[Plan, _Placed]] = {}
 
     def place(self, plan: Plan, below_s: float = math.inf) -> Iterator[Plan]:
         """The plan with its overflowing stages placed, as each rule has it and in each
@@ -77,22 +91,26 @@ class Placer:
           plan: any.
           below_s: a stage that takes as long by itself is not wanted.
         """
+        early = not self._options.rules(plan).update_waits
+        passes = plan.schedule is Schedule.LAYERED and early
         for rules in RULES:
-            placed = self._place(plan, rules, below_s)
-            if placed is not None:
-                yield from self._ordered(plan, placed)
+            for grads in (0, PASSES[-1]) if passes else (0,):
+                placed = self._place(plan, rules, below_s, grads)
+                if placed is not None:
+                    yield from self._ordered(plan, placed)
 
     def near(self, plan: Plan) -> Iterator[Plan]:
         """Plans that differ from a placed one in a count of alike stages."""
-        skeleton, choices = self._placed[dataclasses.replace(plan, prediction=None)]
+        skeleton, placed = self._placed[dataclasses.replace(plan, prediction=None)]
+        choices = placed.choices
         for choice in dict.fromkeys(choices.values()):
             for other in near(choice, self._allowed):
                 moved = {k: other if c == choice else c for k, c in choices.items()}
-                yield self._made(skeleton, moved, plan.order)
+                yield self._made(skeleton, placed._replace(choices=moved), plan.order)
 
     def _place(
-        self, plan: Plan, rules: Rules, below_s: float
-    ) -> Mapping[Place, Choice] | None:
+        self, plan: Plan, rules: Rules, below_s: float, grads: int
+    ) -> _Placed | None:
         stages = dict(plan.stages())
         budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
         places = self._overflowing(plan, plan)
@@ -100,17 +118,18 @@ class Placer:
         for _ in range(TRIES):
             for place in places:
                 budget = min(budgets[name] for name in stages[place].devices)
-                choice = self._choice(plan, place, budget, rules, below_s)
+                choice = self._choice(plan, place, budget, rules, below_s, grads)
                 if choice is None:
                     return None
                 choices[place] = choice
-            placed = self._made(plan, choices, UpdateOrder.FIFO)
+            made = _Placed(choices, grads)
+            placed = self._made(plan, made, UpdateOrder.FIFO)
             places = self._overflowing(placed, plan)
             if not places:
                 full = self._judge.full_host(placed)
                 if full:
                     self.reasons.append(full)
-                return None if full else choices
+                return None if full else self._with_most(plan, made)
             memory_bytes = self._judge.memory_bytes(placed)
             for name in {d for place in places for d in stages[place].devices}:
                 usable = self._cluster.device(name).usable_memory_bytes
@@ -118,17 +137,29 @@ class Placer:
                 budgets[name] -= int(max(0, over) * SPARE)
         return None
 
-    def _ordered(self, plan: Plan, choices: Mapping[Place, Choice]) -> Iterator[Plan]:
-        first = self._made(plan, choices, UpdateOrder.PRIORITY)
+    def _with_most(self, plan: Plan, placed: _Placed) -> _Placed:
+        """With room for the gradients of as many passes as fit."""
+        if not placed.grads or not placed.choices:
+            return placed
+        wider = (placed._replace(grads=passes) for passes in PASSES)
+        return next(
+            x
+            for x in wider
+            if self._judge.fits(self._made(plan, x, UpdateOrder.PRIORITY))
+            or x.grads == PASSES[-1]
+        )
+
+    def _ordered(self, plan: Plan, placed: _Placed) -> Iterator[Plan]:
+        first = self._made(plan, placed, UpdateOrder.PRIORITY)
         yield first
         if any(share.memory is Memory.HOST for share in first.state):
-            yield self._made(plan, choices, UpdateOrder.FIFO)
+            yield self._made(plan, placed, UpdateOrder.FIFO)
 
-    def _made(
-        self, plan: Plan, choices: Mapping[Place, Choice], order: UpdateOrder
-    ) -> Plan:
-        made = placed_plan(plan, self._chain, choices, order=order)
-        self._placed[made] = plan, dict(choices)
+    def _made(self, plan: Plan, placed: _Placed, order: UpdateOrder) -> Plan:
+        made = placed_plan(
+            plan, self._chain, placed.choices, order=order, grads=placed.grads
+        )
+        self._placed[made] = plan, placed
         return made
 
     def _overflowing(self, plan: Plan, skeleton: Plan) -> list[Place]:
@@ -142,7 +173,13 @@ class Placer:
         return [p for p, stage in skeleton.stages() if over & set(stage.devices)]
 
     def _choice(
-        self, plan: Plan, place: Place, budget: int, rules: Rules, below_s: float
+        self,
+        plan: Plan,
+        place: Place,
+        budget: int,
+        rules: Rules,
+        below_s: float,
+        grads: int,
     ) -> Choice | None:
         stage = plan.stage(place)
         r, s = map(int, place[1:].split(".s"))
@@ -157,10 +194,11 @@ class Placer:
             live,
             budget,
             rules.rule,
+            grads,
         )
         if key not in self._found:
             self.placed += 1
-            profile = self._profile(plan, stage, place, live, budget)
+            profile = self._profile(plan, stage, place, live, budget, grads)
             best = None
             if profile.host.has_pinned:
                 best = best_counts(
@@ -172,7 +210,13 @@ class Placer:
         return self._found[key]
 
     def _profile(
-        self, plan: Plan, stage: Stage, place: Place, live: int, budget: int
+        self,
+        plan: Plan,
+        stage: Stage,
+        place: Place,
+        live: int,
+        budget: int,
+        grads: int,
     ) -> Profile:
         replica = plan.replicas[int(place[1:].split(".s")[0])]
         return stage_profile(
@@ -184,7 +228,8 @@ class Placer:
             moments=self._options.moments,
             live=live,
             layered=plan.schedule is Schedule.LAYERED,
-            grads_stay=True,
+            grads_stay=not grads,
+            early_updates=not self._options.rules(plan).update_waits,
             device_bytes=budget,
             temps=self._options.temps,
         )
