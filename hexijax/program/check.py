@@ -42,6 +42,10 @@ class Report:
     """Most passes whose freed parameters a stage holds at once, on their way or there.
     """
 
+    live_grads: Mapping[Place, int]
+    """Most passes whose gradients a stage holds at once, where its plan says how many.
+    """
+
 
 def check(
     program: Program, plan: Plan, chain: Chain, *, whole_leaves: bool = False
@@ -67,4 +71,5 @@ def check(
         live_activations=dict(peaks.activations),
         live_slots=dict(peaks.slots),
         live_passes=dict(peaks.passes),
+        live_grads=dict(peaks.grads),
     )

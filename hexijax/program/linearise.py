@@ -305,10 +305,13 @@ def _chunks_in_turn(
     its copy out may still run. Late chunks come first, early layers' before others'."""
     sums: dict[tuple[Place, str], int] = {}
     done: dict[tuple[Place, str], int] = {}
+    reduces: dict[str, int] = {}
     coming: dict[Place, list[tuple[str, int]]] = {}
     for i, instr in enumerate(jobs):
         if isinstance(instr, Sum):
             sums[instr.home, instr.group] = i
+        elif isinstance(instr, Reduce):
+            reduces[instr.group] = i
         elif isinstance(instr, Prefetch):
             coming.setdefault(instr.buffer.place, []).append((instr.buffer.subject, i))
         elif isinstance(instr, Update) and instr.site is Site.STREAMED:
@@ -318,8 +321,9 @@ def _chunks_in_turn(
         chunks = late + found[: len(found) - len(late)][::-1]
         for n, (group, i) in enumerate(chunks):
             if n >= len(late):
-                last = chunks[n - 1][0] if n > len(late) else group
-                yield sums[home, last], i
+                # The first waits for its own gradient, and so stands before the second.
+                first = n == len(late)
+                yield reduces[group] if first else sums[home, chunks[n - 1][0]], i
             if n >= CHUNKS:
                 yield done[home, chunks[n - CHUNKS][0]], i
 

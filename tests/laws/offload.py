@@ -38,7 +38,26 @@ def offloaded(case: Case) -> Case:
     )
     order = rng.choice(list(UpdateOrder))
     plan = dataclasses.replace(case.plan, replicas=replicas, state=state, order=order)
-    return dataclasses.replace(case, plan=plan)
+    return _with_few_grads(dataclasses.replace(case, plan=plan))
+
+
+def _with_few_grads(case: Case) -> Case:
+    """With room for the gradients of some passes only, where updates may come early."""
+    rng = random.Random(f"grads {case.seed}")  # so that named seeds stay theirs
+    if case.clipped or case.plan.schedule is not Schedule.LAYERED:
+        return case
+    replicas = tuple(
+        dataclasses.replace(
+            r,
+            stages=tuple(
+                dataclasses.replace(s, grads=rng.choice([0, 1, 2, 3])) for s in r.stages
+            ),
+        )
+        for r in case.plan.replicas
+    )
+    return dataclasses.replace(
+        case, plan=dataclasses.replace(case.plan, replicas=replicas)
+    )
 
 
 def _offloaded(rng: random.Random, stage: Stage) -> Stage:
@@ -69,6 +88,7 @@ def traits(case: Case) -> set[str]:
         "lanes that share state": any(lanes.get(home, 1) > 1 for home in homes),
         "clipped": case.clipped,
         "layered": plan.schedule is Schedule.LAYERED,
+        "few gradients": any(s.grads for s in stages),
         "frozen": shape.trained != ("*",),
         "lora": shape.lora,
         "tied": shape.tied,

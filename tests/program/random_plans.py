@@ -43,7 +43,23 @@ def random_plan(
     plan = make_plan(*replicas, schedule=schedule, state=_state(rng, chain, replicas))
     plan = _offloaded(random.Random(f"offload {seed}"), plan)
     clip, dynamic = rng.random() < 0.5, rng.random() < 0.3
+    if schedule is Schedule.LAYERED and not (clip or dynamic):
+        plan = _with_few_grads(random.Random(f"grads {seed}"), plan)
     return plan, chain, StepRules(clip=clip, dynamic_scale=dynamic)
+
+
+def _with_few_grads(rng: random.Random, plan: Plan) -> Plan:
+    """Some stages with room for the gradients of a few passes."""
+    replicas = tuple(
+        dataclasses.replace(
+            r,
+            stages=tuple(
+                dataclasses.replace(s, grads=rng.choice([0, 1, 2, 3])) for s in r.stages
+            ),
+        )
+        for r in plan.replicas
+    )
+    return dataclasses.replace(plan, replicas=replicas)
 
 
 def _offloaded(rng: random.Random, plan: Plan) -> Plan:

@@ -59,6 +59,10 @@ class Facts:
     scaled: bool
     """Whether its body agrees on a loss scale for the next step."""
 
+    grad_passes: Mapping[tuple[Place, str], int]
+    """The segment whose pass makes the gradient of a bucket at a stage, where the plan
+    has room for those of some passes and each replica makes it in one."""
+
     last_places: tuple[Place, ...]
     """Where losses are made, in the order of the replicas."""
 
@@ -103,9 +107,26 @@ class Facts:
                 for (place, _), count in zip(plan.stages(), counts, strict=True)
             },
             trains=any(isinstance(i, Forward) and i.grad for i in program.body),
+            grad_passes=_grad_passes(plan, segments),
             scaled=any(isinstance(i, Agree) and i.name == "scale" for i in program),
             last_places=tuple(last_places(plan)),
         )
+
+
+def _grad_passes(
+    plan: Plan, segments: Mapping[tuple[Place, int], Segment]
+) -> dict[tuple[Place, str], int]:
+    users: dict[str, list[tuple[Place, int]]] = {}
+    for user, segment in segments.items():
+        for name in segment.trained:
+            users.setdefault(name, []).append(user)
+    return {
+        (place, name): g
+        for name, found in users.items()
+        if len({place.split(".")[0] for place, _ in found}) == len(found)
+        for place, g in found
+        if plan.stage(place).grads
+    }
 
 
 def _names(groups: Iterable[Group]) -> tuple[str, ...]:

@@ -49,6 +49,9 @@ class Peaks:
     passes: Counter[Place]
     """Passes with parameters, by stage: those on their way included."""
 
+    grads: Counter[Place]
+    """Passes with gradients, by stage, where the plan has room for some only."""
+
 
 def check_lifetimes(program: Program, facts: Facts, faults: Faults) -> Peaks:
     """Plays the Program; returns what it held."""
@@ -73,7 +76,7 @@ class _Play:
     """What lives, and where it was written or died."""
 
     def __init__(self, program: Program, facts: Facts, faults: Faults) -> None:
-        self.peaks = Peaks(Counter(), Counter(), Counter(), Counter(), Counter())
+        self.peaks = Peaks(*(Counter() for _ in dataclasses.fields(Peaks)))
         self.written: dict[Buffer, int] = {}
         self._live: dict[Buffer, int] = {}
         self._died: dict[Buffer, int] = {}
@@ -88,6 +91,8 @@ class _Play:
         self._pools = dict(program.pools)
         self._slots: dict[Buffer, str] = {}
         self._held: Counter[tuple[str, Place, int | None]] = Counter()
+        self._passes = facts.grad_passes
+        self._most_grads = {place: s.grads for place, s in facts.plan.stages()}
         self._late = {
             r.buffer for i in program.body for r in i.reads if r.buffer.step < 0
         }
@@ -189,6 +194,15 @@ class _Play:
                 f"{MOST_PASSES} is the most: while one computes, the next travels.",
                 buffer,
             )
+        most = self._most_grads.get(buffer.place, 0)
+        if buffer.kind is Kind.GRAD and most < self.peaks.grads[buffer.place]:
+            self._faults.at(
+                position,
+                f"{buffer} is one pass too many: {buffer.place} would hold gradients "
+                f"of {self.peaks.grads[buffer.place]} passes at once, and the plan has "
+                f"room for {most}. The update of an earlier one comes first.",
+                buffer,
+            )
 
     def _end(self, position: int, buffer: Buffer) -> None:
         del self._live[buffer]
@@ -199,8 +213,11 @@ class _Play:
     def _count(self, buffer: Buffer, change: int) -> None:
         """Counts microbatches that live on the devices of a stage, and passes."""
         freed = names.is_freed(buffer)
+        segment = None
+        if buffer.kind is Kind.GRAD:
+            segment = self._passes.get((buffer.place, buffer.subject))
         counted = freed or buffer.kind is Kind.RES or buffer.kind is Kind.ACT
-        if not counted or buffer.memory is Memory.HOST:
+        if buffer.memory is Memory.HOST or not (counted or segment is not None):
             return
         peaks, what = self.peaks.activations, str(buffer.kind)
         if freed:
@@ -209,7 +226,10 @@ class _Play:
             peaks, what = self.peaks.handed, "handed"
         elif buffer.kind is Kind.RES:
             peaks = self.peaks.residuals
-        key = (what, buffer.place, buffer.microbatch)
+        elif buffer.kind is Kind.GRAD:
+            peaks = self.peaks.grads
+        turn = buffer.microbatch if segment is None else segment
+        key = (what, buffer.place, turn)
         before = self._held[key]
         self._held[key] += change
         total = (what, buffer.place, None)
