@@ -76,7 +76,9 @@ class _Play:
     """What lives, and where it was written or died."""
 
     def __init__(self, program: Program, facts: Facts, faults: Faults) -> None:
-        self.peaks = Peaks(*(Counter() for _ in dataclasses.fields(Peaks)))
+        self.peaks = Peaks(
+            Counter(), Counter(), Counter(), Counter(), Counter(), Counter()
+        )
         self.written: dict[Buffer, int] = {}
         self._live: dict[Buffer, int] = {}
         self._died: dict[Buffer, int] = {}
