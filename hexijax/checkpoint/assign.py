@@ -111,6 +111,11 @@ def own_rate(source: Source, node: str) -> float:
     return given if math.isfinite(given) else TYPICAL_BYTES_PER_S[source.label]
 
 
+def load_solver() -> None:
+    """So that no recovery waits for half a second of imports."""
+    import scipy.optimize  # noqa: F401  # pyrefly: ignore[untyped-import]
+
+
 def soonest(rate: Rate = own_rate) -> Assign:
     """The ``Assign`` that ends first; see ``assignment``."""
 

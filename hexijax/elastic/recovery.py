@@ -8,17 +8,18 @@ one before it. Each says why. What is read from where is assigned so that it end
 """
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hexijax.checkpoint.assemble import Missing, Moved, assemble
 from hexijax.checkpoint.assign import Rate, own_rate, soonest
-from hexijax.checkpoint.slices import Stateful
+from hexijax.checkpoint.slices import Key, Slice, Stateful
 from hexijax.checkpoint.sources import DEVICE, Damaged, Held, Source, live_sources
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
+from hexijax.plan.precision import FIRST_SCALE, STATE_KEY
 
 if TYPE_CHECKING:
     import jax
@@ -106,27 +107,62 @@ def recover(
     steps: dict[int, list[Kept]] = {}
     for each in kept:
         steps.setdefault(each.step, []).append(each)
-    targets, passed_over = engine.targets(), list[str]()
+    passed_over = list[str]()
     for step in sorted(steps, reverse=True):
         sources = [source for each in steps[step] for source in each.sources]
-        try:
-            arrays, moved = assemble(targets, sources, soonest(rate), node_of)
-        except (Missing, Damaged) as error:
-            passed_over.append(f"step {step}: {error}")
-            continue
-        engine.load(arrays)
-        return Recovered(
-            step=step,
-            data_state=steps[step][0].data_state,
-            moved=moved,
-            passed_over=tuple(passed_over),
-        )
+        sources += _first_scale(engine, sources)
+        moved = _loaded(engine, step, sources, node_of, rate, passed_over.append)
+        if moved is not None:
+            return Recovered(
+                step=step,
+                data_state=steps[step][0].data_state,
+                moved=moved,
+                passed_over=tuple(passed_over),
+            )
     tried = "\n".join(f"  {line}" for line in passed_over) or "  nothing was saved"
     raise UserError(
         f"No step of the run is whole any more; {len(steps)} were looked at:\n{tried}\n"
         "State has one home, so what a lost machine held comes from a save: save more "
         "often (--save-every), and where no machine can take it along (--far)."
     )
+
+
+def _loaded(
+    engine: Stateful,
+    step: int,
+    sources: Sequence[Source],
+    node_of: "Mapping[jax.Device, str]",
+    rate: Rate,
+    tell: Callable[[str], object],
+) -> Moved | None:
+    """Loads one step; None: it is not whole. What is damaged in one source is read from
+    another, if that has it."""
+    while True:
+        try:
+            arrays, moved = assemble(engine.targets(), sources, soonest(rate), node_of)
+        except Missing as error:
+            tell(f"step {step}: {error}")
+            return None
+        except Damaged as error:
+            tell(f"step {step}: {error}")
+            bad = getattr(error, "source", None)
+            left = [source for source in sources if source is not bad]
+            if len(left) == len(sources):  # it does not say which
+                return None
+            sources = left
+        else:
+            engine.load(arrays)
+            return moved
+
+
+def _first_scale(engine: Stateful, sources: Sequence[Source]) -> list[Held]:
+    """A dynamic loss scale's beginning, for a plan whose dtypes ask for one under which
+    none was kept."""
+    key = Key("", STATE_KEY)
+    if key not in engine.tensors() or any(source.holds.get(key) for source in sources):
+        return []
+    fresh = np.asarray([FIRST_SCALE, 0.0], np.float32)
+    return [Held(arrays={Slice(*key, ((0, 2),)): fresh})]
 
 
 def between(cluster: Cluster) -> Rate:

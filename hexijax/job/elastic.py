@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hexijax.checkpoint.assign import load_solver
 from hexijax.cluster import Cluster
 from hexijax.elastic import (
     Event,
@@ -155,6 +156,7 @@ class Elastic:
         Args:
           plan: for it; None: the search's.
         """
+        load_solver()
         self.members.take()
         cluster = self.members.cluster()
         if plan is not None:

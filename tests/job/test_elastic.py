@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import pytest
 
+from hexijax.checkpoint.sources import DISK, Damaged, Held
 from hexijax.elastic import Asked, Members, PlansAhead, Replans, probe
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, BatchIterator, Experiment
@@ -291,6 +292,33 @@ def test_where_all_copies_of_a_slice_are_lost_an_older_step_counts():
     # b keeps a's copy: with both gone, what a held is nowhere.
     with pytest.raises(UserError, match="is held by none of"):
         Run(*"abc", happens={7: lose("a", "b")}, every=2, neighbour=RING, steps=12)
+
+
+class Rotten(Held):
+    """A disk that nothing can be read from any more."""
+
+    def read(self, name: str, kind: str, box: Any) -> Any:
+        error = Damaged(f"{name} is not what was written")
+        error.source = self
+        raise error
+
+
+# The copy of what is damaged is with b.
+@pytest.mark.parametrize(("lost", "step"), [("c", 4), ("b", 2)])
+def test_what_is_damaged_is_read_elsewhere_or_from_before(lost: str, step: int):
+    def rot(run: Run) -> None:
+        state, held = run.store.saved[4]
+        rotten = [Rotten(arrays=x.arrays, label=x.label, node=x.node) for x in held]
+        mine = [x.label == DISK and x.node == "a" for x in held]
+        left = [r if bad else x for r, x, bad in zip(rotten, held, mine, strict=True)]
+        run.store.saved[4] = state, left
+
+    happens = {-4: rot, 5: lose(lost)}
+    run = Run(*"abc", happens=happens, neighbour=RING, every=2, steps=8)
+    run.check(8)
+    (change,) = run.changes
+    assert change.recovered.step == step
+    assert "is not what was written" in change.recovered.passed_over[0]
 
 
 def test_notices_and_stragglers_lose_no_step():

@@ -1,0 +1,421 @@
+"""How long a state takes to be put together again, after one or two of four nodes.
+
+Run:     python -m experiments.recovery_table > docs/recovery.md
+Needs:   four forced CPU devices, 1 GB of memory, two minutes on a quiet machine
+Expect:  each cell at 0.87 or more of what byte counts and rates allow
+
+Survivors hold a part of the state, each the same; the far tier holds all of it. A
+survivor gives 0.25 GB/s, as a network of 2 Gbit/s does; the far tier is a
+server in a process of its own, read over loopback at the rate of the column. Both are
+read by the code of a recovery: assigned, read by four threads a source, cut anew, and
+assembled on the devices of those that are left.
+"""
+
+import dataclasses
+import itertools
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+
+    from hexijax.checkpoint.assemble import Moved
+    from hexijax.checkpoint.slices import Key, Slice
+    from hexijax.weights.source import Box
+
+HELD = (0.0, 0.25, 0.5, 0.9, 1.0)
+"""Of the state, by survivors."""
+
+FAR_BYTES_PER_S = (0.1e9, 0.5e9, 1e9, 2e9)
+LOCAL_BYTES_PER_S = 0.25e9
+"""Of each survivor."""
+
+LATE_S = 0.005
+"""Of a reader that woke late, what is made up for."""
+
+LOST = (1, 2)
+NODES = 4
+
+ROWS, COLUMNS, ARRAYS = 1440, 4096, 12
+"""Of a state of 283 MB: arrays of float32, each of as many rows."""
+
+KEPT_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32),
+    "MALLOC_ARENA_MAX": "2",
+}
+"""Memory that is let go is not given back to the system: taking it anew costs more than
+reading at 2 GB/s, and would be measured in place of the rates."""
+
+LEAST = 0.87
+"""Of what is allowed."""
+
+WORTH = 4.38
+"""AutoHet's recovery beside one from the cloud alone (arXiv 2512.20953)."""
+
+
+@dataclasses.dataclass
+class Paced:
+    """A survivor, read no faster than its rate by all its readers together."""
+
+    arrays: "Mapping[Key, np.ndarray]"
+    holds: "Mapping[Key, Sequence[Box]]"
+    node: str
+    rate_bytes_per_s: float
+    label: str = "peer"
+
+    def __post_init__(self) -> None:
+        self._lock, self._free_s = threading.Lock(), 0.0
+
+    def read(self, name: str, kind: str, box: "Box") -> np.ndarray:
+        """What it holds, when it would have come."""
+        from hexijax.checkpoint.slices import Key
+
+        (start, stop), _ = box
+        found = self.arrays[Key(name, kind)][start:stop]
+        with self._lock:
+            now_s = time.monotonic()
+            begins_s = max(now_s - LATE_S, self._free_s)
+            self._free_s = begins_s + found.nbytes / self.rate_bytes_per_s
+            wait_s = self._free_s - now_s
+        time.sleep(max(0.0, wait_s))
+        return found
+
+
+@dataclasses.dataclass
+class Loopback:
+    """The far tier: ranges of a file behind a socket, a connection a thread."""
+
+    port: int
+    keys: "Sequence[Key]"
+    rate_bytes_per_s: float
+    node: str = ""
+    label: str = "far"
+
+    def __post_init__(self) -> None:
+        self._local, self._open = threading.local(), list[socket.socket]()
+        self._at = {key: i for i, key in enumerate(self.keys)}
+
+    @property
+    def holds(self) -> "Mapping[Key, Sequence[Box]]":
+        """All of it."""
+        return {key: [((0, ROWS), (0, COLUMNS))] for key in self.keys}
+
+    def read(self, name: str, kind: str, box: "Box") -> np.ndarray:
+        """A range of rows."""
+        from hexijax.checkpoint.slices import Key
+
+        if not hasattr(self._local, "socket"):
+            self._local.socket = socket.create_connection(("127.0.0.1", self.port))
+            self._open.append(self._local.socket)
+        (start, stop), _ = box
+        first = (self._at[Key(name, kind)] * ROWS + start) * COLUMNS * 4
+        found = np.empty((stop - start, COLUMNS), np.float32)
+        self._local.socket.sendall(struct.pack("<qq", first, found.nbytes))
+        view = memoryview(found.data).cast("B")
+        while view:
+            view = view[self._local.socket.recv_into(view) :]
+        return found
+
+    def close(self) -> None:
+        """Nothing is read after it."""
+        for each in self._open:
+            each.close()
+
+
+def serve(file: Path, rate_bytes_per_s: float) -> None:
+    """Answers (offset, length) with bytes of the file, at a rate for all together.
+
+    It ends when its standard input does.
+    """
+    lock, free_s = threading.Lock(), 0.0
+
+    def answer(connection: socket.socket) -> None:
+        nonlocal free_s
+        while len(asked := connection.recv(16, socket.MSG_WAITALL)) == 16:
+            first, count = struct.unpack("<qq", asked)
+            while count:
+                part = min(count, 2**20)
+                with lock:
+                    now_s = time.monotonic()
+                    free_s = max(now_s - LATE_S, free_s) + part / rate_bytes_per_s
+                    wait_s = free_s - now_s
+                time.sleep(max(0.0, wait_s))
+                while part:
+                    sent = os.sendfile(connection.fileno(), data.fileno(), first, part)
+                    first, count, part = first + sent, count - sent, part - sent
+
+    with file.open("rb") as data, socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)
+        threading.Thread(target=_until_closed, daemon=True).start()
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=answer, args=[connection], daemon=True).start()
+
+
+def _until_closed() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+@contextmanager
+def far_tier(file: Path, rate_bytes_per_s: float) -> Generator[int]:
+    """A server in a process of its own; its port."""
+    command = [sys.executable, "-m", "experiments.recovery_table", "serve", str(file)]
+    with subprocess.Popen(
+        [*command, str(rate_bytes_per_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.stdin.close()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One recovery beside one from the far tier alone."""
+
+    lost: int
+    held: float
+    far_bytes_per_s: float
+    ours_s: float
+    far_s: float
+    allowed: float
+    """The ratio that byte counts and measured rates allow."""
+    moved: "Mapping[str, int]"
+    most_bytes_per_s: float
+    """That this machine puts together, whatever sources give."""
+
+    @property
+    def ratio(self) -> float:
+        """How much sooner."""
+        return self.far_s / self.ours_s
+
+
+class State:
+    """Arrays of a state, and the devices that it is put on."""
+
+    def __init__(self, arrays: int = ARRAYS):
+        from hexijax.checkpoint.slices import Key
+
+        rng = np.random.default_rng(0)
+        self.arrays = {
+            Key(f"w{i // 3}", ("master", "0/mu", "0/nu")[i % 3]): rng.random(
+                (ROWS, COLUMNS), np.float32
+            )
+            for i in range(arrays)
+        }
+        self.num_bytes = sum(x.nbytes for x in self.arrays.values())
+
+    def targets(
+        self, nodes: int
+    ) -> "tuple[dict[Slice, list[jax.ShapeDtypeStruct]], dict[jax.Device, str]]":
+        """Its rows cut evenly over nodes, and the node of each device."""
+        import jax
+
+        from hexijax.checkpoint.slices import Slice
+
+        found: dict[Slice, list[jax.ShapeDtypeStruct]] = {}
+        devices = jax.devices()[:nodes]
+        for key in self.arrays:
+            for i, device in enumerate(devices):
+                rows = (i * ROWS // nodes, (i + 1) * ROWS // nodes)
+                like = jax.ShapeDtypeStruct(
+                    (rows[1] - rows[0], COLUMNS),
+                    np.float32,
+                    sharding=jax.sharding.SingleDeviceSharding(device),
+                )
+                found[Slice(*key, (rows, (0, COLUMNS)))] = [like]
+        return found, {device: f"n{i}" for i, device in enumerate(devices)}
+
+    def survivors(
+        self, nodes: int, held: float, rate_bytes_per_s: float = LOCAL_BYTES_PER_S
+    ) -> list[Paced]:
+        """Of so many nodes, each with as many of the rows that are held."""
+        edges = [round(held * ROWS * i / nodes) for i in range(nodes + 1)]
+        return [
+            Paced(
+                arrays=self.arrays,
+                holds={key: [((a, b), (0, COLUMNS))] for key in self.arrays if a < b},
+                node=f"n{i}",
+                rate_bytes_per_s=rate_bytes_per_s,
+            )
+            for i, (a, b) in enumerate(itertools.pairwise(edges))
+        ]
+
+
+def recovery_s(
+    state: State, nodes: int, sources: Sequence[Any], repeats: int
+) -> "tuple[float, Moved]":
+    """Seconds until the state is on its devices, the best of some, and checked."""
+    from hexijax.checkpoint.assemble import assemble
+    from hexijax.checkpoint.assign import soonest
+
+    targets, node_of = state.targets(nodes)
+    best: tuple[float, Moved] | None = None
+    for _ in range(repeats):
+        began_s = time.monotonic()
+        found, moved = assemble(targets, sources, soonest(), node_of)
+        took_s = time.monotonic() - began_s
+        for each, (array,) in found.items():
+            (start, stop), _ = each.box
+            assert np.array_equal(array, state.arrays[each.key][start:stop]), each
+        if best is None or took_s < best[0]:
+            best = took_s, moved
+    assert best is not None
+    return best
+
+
+def cells(
+    state: State, far: Sequence[float] = FAR_BYTES_PER_S, repeats: int = 5
+) -> Iterator[Cell]:
+    """All of them; the slowest rate is measured twice only."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "state"
+        with file.open("wb") as out:
+            for array in state.arrays.values():
+                out.write(array.tobytes())
+        local = {
+            lost: state.num_bytes
+            / recovery_s(
+                state, NODES - lost, state.survivors(NODES - lost, 1.0), repeats
+            )[0]
+            for lost in LOST
+        }
+        most = most_bytes_per_s(state, file, repeats)
+        for rate in far:
+            times = min(repeats, 2) if rate < 0.2e9 else repeats
+            with (
+                far_tier(file, rate) as port,
+                closing(Loopback(port, list(state.arrays), rate)) as tier,
+            ):
+                for lost in LOST:
+                    nodes = NODES - lost
+                    far_s, _ = recovery_s(state, nodes, [tier], times)
+                    for held in HELD:
+                        sources = [*state.survivors(nodes, held), tier]
+                        ours_s, moved = recovery_s(state, nodes, sources, times)
+                        measured = state.num_bytes / far_s
+                        least_s = state.num_bytes * max(
+                            (1 - held) / measured,
+                            1 / (measured + local[lost] * (held > 0)),
+                        )
+                        yield Cell(
+                            lost=lost,
+                            held=held,
+                            far_bytes_per_s=rate,
+                            ours_s=ours_s,
+                            far_s=far_s,
+                            allowed=max(1.0, far_s / least_s),
+                            most_bytes_per_s=most,
+                            moved=moved.num_bytes,
+                        )
+
+
+def most_bytes_per_s(state: State, file: Path, repeats: int) -> float:
+    """What this machine puts together if no source is paced: half from survivors, half
+    over loopback."""
+    free = 1e12
+    with (
+        far_tier(file, free) as port,
+        closing(Loopback(port, list(state.arrays), free)) as tier,
+    ):
+        sources = [*state.survivors(NODES - 1, 0.5, free), tier]
+        took_s, _ = recovery_s(state, NODES - 1, sources, repeats)
+    return state.num_bytes / took_s
+
+
+def render(found: Sequence[Cell], num_bytes: int) -> str:
+    """The page."""
+    best = max(found, key=lambda cell: cell.ratio)
+    worst = min(found, key=lambda cell: cell.ratio / cell.allowed)
+    lines = [
+        "# How long recovery takes",
+        "",
+        "Written by `python -m experiments.recovery_table > docs/recovery.md`.",
+        "",
+        *textwrap.wrap(
+            f"A state of {num_bytes / 1e6:.0f} MB is put together on the nodes that "
+            "are left of four, once by a recovery and once from the far tier alone. "
+            "Survivors hold a part of it, each the same; each gives at most "
+            f"{LOCAL_BYTES_PER_S / 1e9:g} GB/s. The far tier is a server on loopback "
+            "that gives as much as the column says. A cell says how much sooner the "
+            "recovery is done, how much sooner it could be at best, and what it took. "
+            "At best: by the bytes that only the far tier holds and by the rates as "
+            "measured, far tier and survivors read at the same time, and no faster "
+            f"than this machine can at all: {found[0].most_bytes_per_s / 1e9:.1f} GB/s "
+            "with nothing paced.",
+            88,
+        ),
+        "",
+        *textwrap.wrap(
+            f"The least share of what is possible is "
+            f"{worst.ratio / worst.allowed:.2f}; the best cell is {best.ratio:.1f} "
+            f"times sooner (AutoHet reports {WORTH} times).",
+            88,
+        ),
+    ]
+    rates = sorted({cell.far_bytes_per_s for cell in found})
+    for lost in LOST:
+        lines += [
+            "",
+            f"## {('One', 'Two')[lost - 1]} of four nodes lost",
+            "",
+            "| held by survivors | "
+            + " | ".join(f"far tier {rate / 1e9:g} GB/s" for rate in rates)
+            + " |",
+            "|---|" + "---|" * len(rates),
+        ]
+        for held in HELD:
+            row = [
+                cell
+                for rate in rates
+                for cell in found
+                if (cell.lost, cell.held, cell.far_bytes_per_s) == (lost, held, rate)
+            ]
+            parts = [f"{c.ratio:.2f} / {c.allowed:.2f} ({c.ours_s:.2f} s)" for c in row]
+            lines.append(f"| {held:.0%} | " + " | ".join(parts) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures, and prints the page."""
+    from hexijax.checkpoint.assign import load_solver
+
+    load_solver()
+    if "MALLOC_ARENA_MAX" not in os.environ:  # it is read as a process starts
+        command = [sys.executable, "-m", "experiments.recovery_table"]
+        os.execve(sys.executable, command, {**os.environ, **KEPT_MEMORY})
+    flag = f"--xla_force_host_platform_device_count={NODES}"
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
+    state = State()
+    found: list[Cell] = []
+    for cell in cells(state):
+        found.append(cell)
+        print(
+            f"{cell.lost} lost, {cell.held:.0%} held, far "
+            f"{cell.far_bytes_per_s / 1e9:g} GB/s: {cell.ratio:.2f} of "
+            f"{cell.allowed:.2f}, {cell.moved}",
+            file=sys.stderr,
+        )
+    print(render(found, state.num_bytes), end="")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        serve(Path(sys.argv[2]), float(sys.argv[3]))
+    else:
+        main()
