@@ -8,6 +8,8 @@ Expect:  docs/performance.md
 
 ``profile`` is measured first and read by every other part: rates of the host link and
 of updates, times of layers. A plan is found from them; nothing of it is measured twice.
+With ``--plans FOLDER`` plans are kept there, and ``--plan-only`` runs none of them: a
+machine with cards then needs no search (--profile, --plans).
 """
 
 import argparse
@@ -27,7 +29,9 @@ from hexijax.job.intake import trace_chain
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.plan.plan import Params, Plan, UpdateOrder
-from hexijax.planner.baselines.offload import offload_plans
+from hexijax.planner import PlanOptions
+from hexijax.planner.baselines.offload import LATE_UPDATES, offload_baselines
+from hexijax.program.lower import StepRules
 
 LAYERS = ("llama-3:4,8", "gpt-4B:8", "gpt-2B:8")
 """Models whose layers are timed, by microbatch."""
@@ -42,7 +46,14 @@ CAPS = (12, 24, 40, 80)
 """GiB, the least first: peaks are counted from a process's start."""
 
 
-def profile(bench: Bench, layers: Sequence[str]) -> None:
+class OffloadBench(Bench):
+    """And a folder of plans."""
+
+    plans: Path | None = None
+    plan_only: bool = False
+
+
+def profile(bench: OffloadBench, layers: Sequence[str]) -> None:
     """Of the card, its host, and layers."""
     result = bench.work / "profile.json"
     small = ["--small"] if bench.small else []
@@ -63,7 +74,7 @@ def profile(bench: Bench, layers: Sequence[str]) -> None:
 class Cell:
     """A model and what is known of the card."""
 
-    def __init__(self, bench: Bench, model: str):
+    def __init__(self, bench: OffloadBench, model: str):
         self.bench, self.model = bench, model
         self.experiment: Experiment = cells.model(model)
         self.chain: Chain = trace_chain(self.experiment)
@@ -84,7 +95,40 @@ class Cell:
 
     def ours(self, cap_gib: float) -> Plan:
         """What the planner finds under a cap."""
-        return plans.ours(self.experiment, self.chain, self.cluster(cap_gib))
+        cluster = self.cluster(cap_gib)
+        made = self.kept(
+            f"{self.model}_{cap_gib:g}",
+            lambda: plans.ours(self.experiment, self.chain, cluster),
+        )
+        assert made is not None, "what fits nowhere is refused"
+        return made
+
+    def system(self, name: str, cap_gib: float) -> Plan | None:
+        """What another system would place; None: it fits nowhere. Those that update
+        when the backward is over do so here, too."""
+        options = PlanOptions(clip=name in LATE_UPDATES)
+        return self.kept(
+            f"{self.model}_{cap_gib:g}_{name}",
+            lambda: offload_baselines()[name](
+                self.chain,
+                self.cluster(cap_gib),
+                batch_size=self.experiment.batch_size,
+                dtype=self.experiment.dtype,
+                options=options,
+            ),
+        )
+
+    def kept(self, name: str, find: Callable[[], Plan | None]) -> Plan | None:
+        """A plan from the folder of plans, or found and put there; empty: none."""
+        folder = self.bench.plans
+        if folder is None:
+            return find()
+        file = folder / f"{name}.plan.txt"
+        if not file.exists():
+            plan = find()
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(text.render(plan) if plan else "")
+        return text.read(file) if file.stat().st_size else None
 
     def run(
         self,
@@ -93,8 +137,10 @@ class Cell:
         traced: Sequence[str] = (),
         steps: int = 5,
         most_s: float = 400,
+        clipped: Sequence[str] = (),
     ) -> None:
-        """Plans by name, each with its cap, in one process and in that order."""
+        """Plans by name, each with its cap, in one process and in that order; some
+        with a norm to clip at, which is never reached."""
         bench = self.bench
         rows: dict[str, dict[str, Any]] = {}
         result = bench.work / f"{self.model}_{len(bench.found.get('runs', {}))}.json"
@@ -102,7 +148,8 @@ class Cell:
         for name, (plan, cap_gib) in made.items():
             cluster = self.cluster(cap_gib)
             row: dict[str, Any] = {"plan": text.render(plan), "cap_gib": cap_gib}
-            rows[name] = row | predicting.predicted(plan, self.chain, cluster)
+            rules = StepRules(clip=name in clipped)
+            rows[name] = row | predicting.predicted(plan, self.chain, cluster, rules)
             file = result.with_name(f"{result.stem}_{len(arguments)}.plan.txt")
             file.write_text(text.render(plan))
             arguments.append(f"{name}={file}")
@@ -110,10 +157,12 @@ class Cell:
         whole.write_text(json.dumps(self.cluster(max(CAPS)).to_json()))
         bench.found.setdefault("runs", {}).setdefault(self.model, {}).update(rows)
         bench.keep()
+        if bench.plan_only:
+            return
         command = bench.python(
             "experiments.offloaded.running",
             *(self.model, whole, result, *arguments, "--steps", steps),
-            *("--trace", *traced),
+            *("--trace", *traced, "--clipped", *clipped),
         )
         try:
             bench.start(f"{self.model} {len(arguments)}", [0], *command).wait(most_s)
@@ -123,7 +172,7 @@ class Cell:
                     rows[name] |= row
 
 
-def capped(bench: Bench, model: str, caps: Sequence[float]) -> None:
+def capped(bench: OffloadBench, model: str, caps: Sequence[float]) -> None:
     """A model under caps, its updates by need and in the order of gradients."""
     cell = Cell(bench, model)
     made: dict[str, tuple[Plan, float]] = {}
@@ -140,7 +189,7 @@ def capped(bench: Bench, model: str, caps: Sequence[float]) -> None:
     cell.run(made, traced=[*made])
 
 
-def sites(bench: Bench, model: str, cap_gib: float) -> None:
+def sites(bench: OffloadBench, model: str, cap_gib: float) -> None:
     """The same plan with and without the host's cores, in both orders."""
     cell = Cell(bench, model)
     plan = cell.ours(cap_gib)
@@ -153,7 +202,7 @@ def sites(bench: Bench, model: str, cap_gib: float) -> None:
     cell.run(made, traced=[*made], steps=4)
 
 
-def streams(bench: Bench, model: str, size: int) -> None:
+def streams(bench: OffloadBench, model: str, size: int) -> None:
     """Parameters in host memory, beside the same on the card."""
     cell = Cell(bench, model)
     made = {
@@ -166,7 +215,7 @@ def streams(bench: Bench, model: str, size: int) -> None:
     cell.run(made, traced=[*made])
 
 
-def losses(bench: Bench, model: str, cap_gib: float, size: int) -> None:
+def losses(bench: OffloadBench, model: str, cap_gib: float, size: int) -> None:
     """Offloaded as under a cap, beside all on the card: the same losses."""
     cell = Cell(bench, model)
     plan = plans.resident(cell.experiment, cell.chain, size=size)
@@ -177,18 +226,16 @@ def losses(bench: Bench, model: str, cap_gib: float, size: int) -> None:
     cell.run(made, steps=10)
 
 
-def systems(bench: Bench, model: str, cap_gib: float) -> None:
-    """Ours beside what other systems would place, all as our Programs."""
-    cell = Cell(bench, model)
-    cluster = cell.cluster(cap_gib)
-    found = offload_plans(
-        cell.chain,
-        cluster,
-        batch_size=cell.experiment.batch_size,
-        dtype=cell.experiment.dtype,
-    )
-    plans_of = {"ours": cell.ours(cap_gib), **found}
-    cell.run({k: (v, cap_gib) for k, v in plans_of.items() if v}, steps=3)
+def systems(bench: OffloadBench, model: str, caps: Sequence[float]) -> None:
+    """Ours under caps, beside what other systems would place under the largest; all as
+    our Programs."""
+    cell, most = Cell(bench, model), max(caps)
+    made = {f"ours, {cap:g} GiB": (cell.ours(cap), cap) for cap in caps}
+    for name in offload_baselines():
+        plan = cell.system(name, most)
+        if plan:
+            made[name] = plan, most
+    cell.run(made, steps=3, clipped=LATE_UPDATES)
 
 
 def peers(bench: Bench, commands: Sequence[str]) -> None:
@@ -206,6 +253,8 @@ def main() -> None:
     parser.add_argument("--layers", nargs="*", default=LAYERS)
     parser.add_argument("--caps", nargs="+", type=float, default=CAPS)
     parser.add_argument("--profile", type=Path, help="of an earlier run")
+    parser.add_argument("--plans", type=Path, help="folder of plans, read or written")
+    parser.add_argument("--plan-only", action="store_true", help="and run none")
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
@@ -214,9 +263,10 @@ def main() -> None:
     given = (("parts", args.parts), ("caps", [f"{cap:g}" for cap in args.caps]))
     words = " ".join(f"--{name} {' '.join(each)}" for name, each in given)
     command = f"bench_offload {words}"
-    bench = Bench(
+    bench = OffloadBench(
         "offload", command, out=args.out, seconds=args.seconds, small=args.small
     )
+    bench.plans, bench.plan_only = args.plans, args.plan_only
     small = args.small
     whole, half, most = LLAMAS if not small else ("small-4", "small-3", "small-3")
     caps = [cap / 100 for cap in args.caps] if small else args.caps
@@ -237,7 +287,7 @@ def main() -> None:
             if part == "profile":
                 bench.part(part, lambda: profile(bench, layers))
             elif part in GPTS:
-                bench.part(part, lambda name=part: systems(bench, name, caps[-1]))
+                bench.part(part, lambda name=part: systems(bench, name, caps))
             elif part == "peers":
                 peers(bench, args.peer)
             else:

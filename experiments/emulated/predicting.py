@@ -10,6 +10,7 @@ from hexijax.cluster import Cluster
 from hexijax.costs.memory import plan_memory
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Plan
+from hexijax.program.lower import StepRules
 from hexijax.simulator import Timeline, predict
 
 
@@ -19,9 +20,11 @@ def promised(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, int]:
     return {device: parts.total_bytes for device, parts in found.items()}
 
 
-def predicted(plan: Plan, chain: Chain, cluster: Cluster) -> dict[str, Any]:
+def predicted(
+    plan: Plan, chain: Chain, cluster: Cluster, rules: StepRules | None = None
+) -> dict[str, Any]:
     """Seconds of a step, peaks, and by device what computes, moves and waits."""
-    timeline = predict(plan, chain, cluster, folded=False)
+    timeline = predict(plan, chain, cluster, rules=rules, folded=False)
     return {
         "predicted_s": timeline.step_s,
         "promised_bytes": promised(plan, chain, cluster),

@@ -8,6 +8,7 @@ written after each part of each plan.
 """
 
 import argparse
+import dataclasses
 import gc
 import json
 import resource
@@ -110,8 +111,11 @@ def main() -> None:
     parser.add_argument("plans", nargs="+")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", nargs="*", default=[], help="of these plans")
+    parser.add_argument("--clipped", nargs="*", default=[], help="these plans")
     args = parser.parse_args()
     experiment = cells.model(args.model)
+    # Its updates wait for the norm, which changes nothing.
+    never_clipped = dataclasses.replace(experiment, clip_norm=1e9)
     chain = trace_chain(experiment)
     cluster = Cluster.from_json(json.loads(args.cluster.read_text()))
     rows: dict[str, Any] = {}
@@ -125,7 +129,7 @@ def main() -> None:
         folder = args.result.with_name(f"trace {len(rows)}")
         try:
             run(
-                experiment,
+                never_clipped if name in args.clipped else experiment,
                 chain,
                 text.read(Path(path)),
                 cluster,

@@ -42,6 +42,12 @@ def _layered(judged: Judged) -> str:
         max(collections.Counter(s.devices for s in r.stages).values())
         for r in plan.replicas
     )
+    few = {s.grads: s.devices for _, s in plan.stages() if s.grads}
+    for passes, devices in few.items():
+        line += (
+            f"; {fold(devices)} has room for the gradients of {passes} segments: a "
+            "later one waits for their updates"
+        )
     if rounds > 1:
         line += f"; ministages: a device holds up to {rounds} stages, one after another"
     return line

@@ -3,7 +3,7 @@
 import dataclasses
 
 from hexijax.layers.known import gpt
-from hexijax.plan.plan import Plan, UpdateOrder, stage_place
+from hexijax.plan.plan import Plan, Schedule, UpdateOrder, stage_place
 from hexijax.planner.offload.choice import LayerChoice, State, Weights
 from hexijax.planner.offload.emit import placed_plan
 from hexijax.report.judged import judge
@@ -58,6 +58,21 @@ def test_what_is_on_the_host_is_said_in_words():
 def test_first_come_first_served_is_said_so():
     fifo = dataclasses.replace(PLAN, order=UpdateOrder.FIFO)
     assert "all updates run before the next step's first forward" in lines(fifo)
+
+
+def test_room_for_few_gradients_is_said():
+    replicas = tuple(
+        dataclasses.replace(
+            r, stages=tuple(dataclasses.replace(s, grads=2) for s in r.stages)
+        )
+        for r in PLAN.replicas
+    )
+    plan = dataclasses.replace(PLAN, replicas=replicas, schedule=Schedule.LAYERED)
+    line = next(passing(judge("plan", plan, PROBLEM)))
+    assert (
+        "box/0 has room for the gradients of 2 segments: a later one waits for their "
+        "updates"
+    ) in line
 
 
 def test_of_what_is_on_the_device_nothing_is_said():
