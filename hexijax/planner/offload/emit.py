@@ -82,19 +82,26 @@ def _stages(
 
 
 def placed_stage(stage: Stage, choice: Choice, grads: int = 0) -> Stage:
-    """A stage whose every layer is a segment, as chosen."""
+    """A stage whose every layer is a segment, as chosen; its borders wait on the host
+    if some did."""
     assert len(choice) == stage.num_layers, "one choice a layer"
     return dataclasses.replace(
         stage,
         segments=(1,) * stage.num_layers,
         remat=tuple(chosen.kept.remat for chosen in choice),
         params=tuple(PARAMS[chosen.weights] for chosen in choice),
+        waits=(Memory.HOST,) * len(choice) if _any_waits(stage) else (),
         residuals=tuple(
             Memory.HOST if chosen.kept is Kept.HOST else Memory.DEVICE
             for chosen in choice
         ),
         grads=grads,
     )
+
+
+def _any_waits(stage: Stage) -> bool:
+    """Whether borders of a stage wait in host memory: then all of them will."""
+    return Memory.HOST in stage.waits
 
 
 def _state(

@@ -23,9 +23,12 @@ from hexijax.costs.memory import STATE_BYTES
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
-from hexijax.plan.plan import Stage
+from hexijax.plan.plan import Memory, Stage
 from hexijax.planner.offload.choice import GRAD_BYTES, LayerProfile, Profile
 from hexijax.program.buckets import CHUNK_SIZE
+
+WAITING = 4
+"""Borders that come from the host and go there at once, activations and cotangents."""
 
 
 def stage_profile(
@@ -51,8 +54,8 @@ def stage_profile(
     Args:
       chain: the model.
       cluster: where the stage's devices are.
-      stage: its devices, layers, lanes and dtype count; what it says of remat and
-        placement does not. Its lanes share each parameter's state.
+      stage: its devices, layers, lanes and dtype count, and whether borders wait on
+        the host; what else it says of remat and placement does not. Its lanes share each parameter's state.
       samples: of one lane's microbatch.
       microbatches: of a step.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
@@ -83,6 +86,10 @@ def stage_profile(
         / mesh.rate.memory_bytes_per_s
     )
     link, rounds = mesh.link, microbatches if layered else 1
+    waits = Memory.HOST in stage.waits
+    widest = max(
+        enter_bytes(chain, i, stage.dtype, samples) for i in range(start, stop)
+    )
     live = max(live, rounds)
     found: list[LayerProfile] = []
     for i in range(start, stop):
@@ -118,7 +125,7 @@ def stage_profile(
                 * STATE_BYTES
                 * (1 + moments),
                 kept_bytes={
-                    p: live * border
+                    p: (0 if waits else live * border)
                     # What the loss keeps, its backward uses at once.
                     + (1 if last and i == len(layers) - 1 else live)
                     * segment_kept_bytes(chain, layers, i, i + 1, policies[p], samples)
@@ -141,7 +148,9 @@ def stage_profile(
         device_bytes=device.usable_memory_bytes
         if device_bytes is None
         else device_bytes,
-        fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch) + rounds * batch,
+        fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch)
+        + rounds * batch
+        + (WAITING * widest if waits else 0),
         microbatches=1 if layered else microbatches,
         grads_stay=grads_stay,
         early_updates=early_updates,

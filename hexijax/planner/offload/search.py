@@ -15,7 +15,7 @@ from hexijax.cluster import Cluster
 from hexijax.costs.host_rates import host_side
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import comes_again
-from hexijax.plan.plan import Plan, Schedule, Stage
+from hexijax.plan.plan import Memory, Plan, Schedule, Stage
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Objective
@@ -166,7 +166,12 @@ class Offloading:
             return
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
-        yield from self._placer.place(skeleton, least if by_step else math.inf)
+        any_fits = least < math.inf
+        for plan in self._placer.place(skeleton, least if by_step else math.inf):
+            any_fits = True
+            yield plan
+        if not any_fits and skeleton.schedule is Schedule.LAYERED:
+            yield from self._placer.place(_waiting(skeleton))
 
     def _vary(self, cost: float, plan: Plan) -> None:
         """From a placed plan to faster ones nearby, while there are any."""
@@ -185,6 +190,20 @@ class Offloading:
                 if found is not None and found < cost * (1 - BETTER):
                     cost, plan, improved = found, other, True
                     break
+
+
+def _waiting(plan: Plan) -> Plan:
+    """The plan with borders that wait in host memory."""
+
+    def waits(stage: Stage) -> Stage:
+        segments = len(stage.segments)
+        return dataclasses.replace(stage, waits=(Memory.HOST,) * segments)
+
+    replicas = tuple(
+        dataclasses.replace(replica, stages=tuple(map(waits, replica.stages)))
+        for replica in plan.replicas
+    )
+    return dataclasses.replace(plan, replicas=replicas)
 
 
 def may_offload(cluster: Cluster, options: PlanOptions) -> bool:
