@@ -55,7 +55,8 @@ def stage_profile(
       chain: the model.
       cluster: where the stage's devices are.
       stage: its devices, layers, lanes and dtype count, and whether borders wait on
-        the host; what else it says of remat and placement does not. Its lanes share each parameter's state.
+        the host; what else it says of remat and placement does not. Its lanes share
+        each parameter's state.
       samples: of one lane's microbatch.
       microbatches: of a step.
       moments: fp32 arrays of the optimizer for each parameter, the master left out.
