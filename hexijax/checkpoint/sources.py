@@ -17,19 +17,29 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from hexijax.checkpoint.slices import Key, Slice, Stateful
-from hexijax.errors import UserError
+from hexijax.weights.errors import Damaged
 from hexijax.weights.source import Box, index, inside, overlap, shifted
 
 if TYPE_CHECKING:
     import jax
 
+__all__ = [
+    "DEVICE",
+    "DISK",
+    "FAR",
+    "PEER",
+    "Damaged",
+    "Held",
+    "Live",
+    "Source",
+    "boxes_of",
+    "holding",
+    "live_sources",
+]
+
 DEVICE, DISK, PEER, FAR = "device", "disk", "peer", "far"
 """Labels: a live node's device memory; a node's own fast tier; the copy of a node's
 slices that another keeps for it; the far tier."""
-
-
-class Damaged(UserError):
-    """What a source holds cannot be read, or is not what was written."""
 
 
 @runtime_checkable

@@ -5,3 +5,7 @@ from hexijax.errors import UserError
 
 class WeightsError(UserError):
     """Weights that are not there, cannot be read, or do not fit the model."""
+
+
+class Damaged(WeightsError):
+    """What was stored cannot be read, or is not what was written."""

@@ -129,7 +129,7 @@ class Store:
         """
         array = self._open[key]
         chunk = array.chunk_layout.read_chunk.shape or array.shape
-        for part in _few_chunks(box, chunk, out.itemsize):
+        for part in few_chunks(box, chunk, out.itemsize):
             out[index(inside(part, box))] = array[index(part)].read().result()
             give_back_freed()
 
@@ -189,7 +189,7 @@ class Orbax(Source):
         return names.read(self, wanted) if names else Source.fitted(self, wanted)
 
 
-def _few_chunks(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box]:
+def few_chunks(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box]:
     """Boxes that tile ``box``, cut between chunks: each meets one chunk, or few enough
     that they are ``READ_BYTES`` together."""
     met = [-(-b // size) - a // size for (a, b), size in zip(box, chunk, strict=True)]
@@ -200,7 +200,7 @@ def _few_chunks(box: Box, chunk: Sequence[int], item_bytes: int) -> Iterator[Box
                 edge = (first + last) // 2 * chunk[dim]
                 for rows in ((start, edge), (edge, stop)):
                     half = (*box[:dim], rows, *box[dim + 1 :])
-                    yield from _few_chunks(half, chunk, item_bytes)
+                    yield from few_chunks(half, chunk, item_bytes)
                 return
     yield box
 

@@ -1,0 +1,160 @@
+"""One writer's slices of a step at one place, and which parts are a whole step.
+
+    Files -> parts_in -> Parts -> whole_steps -> step: parts that tile the state
+
+A part is a ``Source`` of ``checkpoint.sources``: any box of its slices can be read.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from hexijax.weights.errors import WeightsError
+from hexijax.weights.slices import Key, Slice
+from hexijax.weights.source import Box, Tensor, inside, overlap, whole
+from hexijax.weights.stored import arrays, manifest
+from hexijax.weights.stored.files import Files, Rate
+from hexijax.weights.stored.manifest import Manifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a manifest commits, to be read."""
+
+    files: Files
+    """Where."""
+
+    prefix: str
+    """Of its keys there: ``step/writer/``."""
+
+    manifest: Manifest
+    """What it is."""
+
+    label: str
+    """Sort of place; see ``checkpoint.sources``."""
+
+    node: str
+    """The node that the place is in; empty: none."""
+
+    rate: Rate = dataclasses.field(default_factory=lambda: Rate(math.inf))
+    """Holds reads back."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.manifest.stand.step
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        """At which it can be read, at most."""
+        return self.rate.bytes_per_s
+
+    @functools.cached_property
+    def holds(self) -> Mapping[Key, Sequence[Box]]:
+        """Boxes by array."""
+        found: dict[Key, list[Box]] = {}
+        for each in self.manifest.arrays:
+            found.setdefault(each.key, []).append(each.box)
+        return found
+
+    def read(self, name: str, kind: str, box: Box) -> np.ndarray:
+        """A box within one of ``holds``, checked.
+
+        Raises:
+          Damaged: it is not what was written.
+        """
+        held = next(
+            held for held in self.holds[Key(name, kind)] if overlap(held, box) == box
+        )
+        stored = self.manifest.arrays[Slice(name, kind, held)]
+        at = dataclasses.replace(stored, key=self.prefix + stored.key)
+        return arrays.read(self.files, at, inside(box, held), self.rate)
+
+
+def parts_in(
+    files: Files,
+    label: str,
+    node: str | None = None,
+    rate: Rate | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[Part]:
+    """All parts that are committed at a place, oldest first.
+
+    Args:
+      files: the place.
+      label: its sort.
+      node: that it is in; None: each part's writer's own.
+      rate: of its reads.
+      tell: is told of manifests that cannot be read.
+
+    Raises:
+      OSError: the place cannot be listed.
+    """
+    found = []
+    for key in files.find(manifest.NAME):
+        if not re.fullmatch(r"[0-9]+/[^/]+/[^/]+", key):
+            continue
+        try:
+            known = manifest.parse(files.get(key), f"{files.where}/{key}")
+        except FileNotFoundError:
+            continue  # it was the oldest, and has just been removed
+        except (WeightsError, OSError) as error:
+            tell(str(error))
+            continue
+        part = Part(
+            files=files,
+            prefix=key.removesuffix(manifest.NAME),
+            manifest=known,
+            label=label,
+            node=known.writer if node is None else node,
+            rate=rate or Rate(math.inf),
+        )
+        found.append(part)
+    return sorted(found, key=lambda part: (part.step, part.prefix))
+
+
+def whole_steps(parts: Iterable[Part]) -> dict[int, list[Part]]:
+    """The steps whose parts tile the state, newest first."""
+    by_step: dict[int, list[Part]] = {}
+    for part in parts:
+        by_step.setdefault(part.step, []).append(part)
+    return {
+        step: found
+        for step, found in sorted(by_step.items(), reverse=True)
+        if first_gap(found[0].manifest.tensors, [p.holds for p in found]) is None
+    }
+
+
+def first_gap(
+    tensors: Mapping[Key, Tensor], holders: Sequence[Mapping[Key, Sequence[Box]]]
+) -> Slice | None:
+    """The first box of some arrays that nobody holds; None: all is held."""
+    for key, tensor in tensors.items():
+        left = [whole(tensor.shape)] if tensor.num_bytes else []
+        for holds in holders:
+            for held in holds.get(key, ()):
+                left = [rest for box in left for rest in _minus(box, held)]
+            if not left:
+                break
+        if left:
+            return Slice(*key, left[0])
+    return None
+
+
+def _minus(box: Box, hole: Box) -> list[Box]:
+    both = overlap(box, hole)
+    return [box] if both is None else without(box, both)
+
+
+def without(box: Box, hole: Box) -> list[Box]:
+    """Boxes that tile what is left of a box without one inside it."""
+    rest: list[Box] = []
+    for dim, ((start, stop), (first, last)) in enumerate(zip(box, hole, strict=True)):
+        for rows in ((start, first), (last, stop)):
+            if rows[0] < rows[1]:
+                rest.append((*hole[:dim], rows, *box[dim + 1 :]))
+    return rest
