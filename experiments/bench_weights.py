@@ -168,11 +168,12 @@ def bring_in(source: Source, depth: int, folder: Path, *, save: bool) -> Figures
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    from hexijax import checkpoint
+    from hexijax.checkpoint import Saver, Tiers
     from hexijax.cluster import Cluster
     from hexijax.job.intake import trace_chain
     from hexijax.job.machine import make_machine
     from hexijax.plan.plan import Plan, Replica, Stage
+    from hexijax.weights.stored.files import open_files
 
     job = experiment(depth)
     cluster = Cluster.from_toml("experiments/clusters/quickstart.toml")
@@ -206,9 +207,8 @@ def bring_in(source: Source, depth: int, folder: Path, *, save: bool) -> Figures
         arrived += size
         above = max(above, samples.peak(start_s, stop_s) - first_bytes - arrived)
     if save:
-        checkpoint.save(
-            folder / "run" / "checkpoints", engine, step=1, data_state=None, facts={}
-        )
+        files = open_files(folder / "run" / "checkpoints")
+        Saver(engine, Tiers(fast=files)).save(1)
     return {
         "arrays_bytes": arrived,
         "above_bytes": above,

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hexijax.checkpoint import Saved, latest, look
+from hexijax.checkpoint import Stand
+from hexijax.checkpoint.saver import Saver
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, BatchIterator, Data, Experiment
@@ -141,7 +142,7 @@ class Trainer:
         self._steps_done = 0
         self._last: Numbers | None = None
         self._data: str | None = None
-        self._resumed: Saved | None = None
+        self._resumed: Stand | None = None
         self._stop = threading.Event()
 
     # What it is.
@@ -274,6 +275,8 @@ class Trainer:
         callbacks: Iterable[Callable[[Line], object]] = (),
         save: str | Path | None = None,
         save_every: int = 0,
+        far: str | Path | None = None,
+        far_every: int = 0,
         show: bool = False,
     ) -> bool:
         """``steps`` more steps; Ctrl-C and ``stop`` end them early, and whole.
@@ -292,7 +295,10 @@ class Trainer:
             ``step``, ``loss``, ``step_s``, ``tokens_per_s``, and ``eval_loss`` where
             there was an evaluation.
           save: a folder to save into at the end; see ``save``.
-          save_every: steps between saves; 0: only the end.
+          save_every: steps between saves, which are written beside training; 0: only
+            the end.
+          far: a path or URL to send saves to, that outlives this machine.
+          far_every: steps between those that are sent; 0: only the end.
           show: print lines, or a bar on a terminal.
 
         Returns:
@@ -302,11 +308,12 @@ class Trainer:
           UserError: the data ended early; the steps done stand.
           hexijax.job.loop.Diverged: a loss or gradient is not finite.
         """
-        if save_every and save is None:
-            raise UserError(
-                f"fit(save_every={save_every}) was given without save=: name the "
-                "folder to save into."
-            )
+        for asked, value in (("save_every", save_every), ("far", far)):
+            if value and save is None:
+                raise UserError(
+                    f"fit({asked}={value!r}) was given without save=: name the folder "
+                    "to save into."
+                )
         iterator = self._iterator(batches)
         waiting: Iterator[Batch] = iterator
         if self._job is None and steps > 0:
@@ -332,8 +339,19 @@ class Trainer:
             for callback in called:
                 callback(line)
 
-        def keep(_: int) -> None:
-            self._save(Path(save or ""), position(iterator))
+        saver = None
+        if save is not None:
+            choices = saving.Choices(
+                save_every=save_every, far=str(far or ""), far_every=far_every
+            )
+            saver = self._saver(Path(save), choices)
+
+        last, where = self._steps_done + steps, position(iterator)
+
+        def keep(done: int) -> None:
+            assert saver is not None
+            asked = done >= last or not saver.due(done)
+            saver.write(saver.take(done, where(), asked=asked))
 
         loop = Loop(
             engine=Counted(job.machine.engine, self._count),
@@ -346,12 +364,19 @@ class Trainer:
             ),
             screen=Screen() if show else Quiet(),
             write=tell,
-            save=None if save is None else keep,
-            save_every=save_every,
+            save=keep if saver else None,
+            due=saver.due if saver else None,
             stop=self._stop,
             flag="",
         )
-        return loop.run(self._steps_done)
+        try:
+            finished = loop.run(self._steps_done)
+        finally:
+            if saver is not None:
+                saver.close()
+        if saver is not None:
+            saver.close(self._steps_done)
+        return finished
 
     def stop(self) -> None:
         """Ends ``fit`` after the step that is computing; for callbacks."""
@@ -399,7 +424,7 @@ class Trainer:
         known = saving.facts(experiment)  # told before anything is compiled
         if self._batch_size is None and self._job is None:
             del known["batch size"]
-        saved = look(run.checkpoints, facts=known)
+        saved = saving.look(run, known)
         if self._job is None:
             if self._plan_given is None:
                 stored = run.plan_text
@@ -413,7 +438,7 @@ class Trainer:
             self._prepare(BatchForm.from_words(words, self._batch_size or size))
         job = self._made("an engine")
         shared = saving.facts(job.experiment, job.chain)
-        saving.restore(run, job.machine.engine, shared)
+        saved = saving.restore(run, job.machine.engine, shared, _log.warning).stand
         self._steps_done, self._last = saved.step, None
         self._resumed = saved
         for moved in saving.moved_versions(saved):
@@ -484,19 +509,30 @@ class Trainer:
         self._steps_done = done
 
     def _save(self, folder: Path, position: Callable[[], Any]) -> Path:
+        saver = self._saver(folder, saving.Choices())
+        saver.save(self._steps_done, position())
+        return folder.expanduser()
+
+    def _saver(self, folder: Path, choices: saving.Choices) -> Saver:
+        """What writes into a run's folder; the plan lies there when it returns."""
         job = self._made("a state")
         run = RunFolder(folder.expanduser())
-        there = latest(run.checkpoints)
-        if there is not None and there > self._steps_done:
+        found = saving.stored(run, _log.warning).whole()
+        if found and found[0] > self._steps_done:
             raise UserError(
-                f"{run.path} holds step {there} of a run already, and this one has "
+                f"{run.path} holds step {found[0]} of a run already, and this one has "
                 f"done {self._steps_done}: whoever resumed would get the other. Save "
                 "into a folder of its own."
             )
-        engine = job.machine.engine
         if job.plan:
             saving.write_plan(run, job.plan, job.cluster, job.chain, job.experiment)
         shared = saving.facts(job.experiment, job.chain)
         shared |= {"data": self._data} if self._data else {}
-        saving.saver(run, engine, shared, position)(self._steps_done)
-        return run.path
+        return saving.saver(
+            run,
+            job.machine.engine,
+            shared,
+            choices.tiers(run),
+            plan=job.plan,
+            tell=_log.warning,
+        )

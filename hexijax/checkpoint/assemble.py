@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hexijax.checkpoint.slices import Key, Slice
-from hexijax.checkpoint.sources import Source
+from hexijax.checkpoint.sources import Damaged, Source
 from hexijax.errors import UserError
 from hexijax.weights.source import (
     Box,
@@ -27,6 +27,7 @@ from hexijax.weights.source import (
     overlap,
     shifted,
 )
+from hexijax.weights.stored.parts import without
 
 if TYPE_CHECKING:
     import jax
@@ -144,16 +145,6 @@ def missing(part: Slice, sources: Sequence[Source]) -> Missing:
     )
 
 
-def without(box: Box, hole: Box) -> list[Box]:
-    """Boxes that tile what is left of a box without one inside it."""
-    rest: list[Box] = []
-    for dim, ((start, stop), (first, last)) in enumerate(zip(box, hole, strict=True)):
-        for rows in ((start, first), (last, stop)):
-            if rows[0] < rows[1]:
-                rest.append((*hole[:dim], rows, *box[dim + 1 :]))
-    return rest
-
-
 def assemble(
     targets: "Targets",
     sources: Sequence[Source],
@@ -170,7 +161,7 @@ def assemble(
 
     Raises:
       Missing: some of it is nowhere.
-      Damaged: a source could not be read; nothing was loaded.
+      Damaged: a source, which it names, could not be read.
     """
     wants = wanted(targets, node_of)
     began = time.monotonic()
@@ -194,7 +185,11 @@ def assemble(
 
 def _read(source: Source, fetch: Fetch, coming: "_Coming", clock: "_Clock") -> None:
     began = time.monotonic()
-    found = source.read(*fetch.slice)
+    try:
+        found = source.read(*fetch.slice)
+    except Damaged as error:
+        error.source = source
+        raise
     clock.tell(source.label, found.nbytes, began, time.monotonic())
     coming.put(fetch.slice, found)
 

@@ -17,7 +17,7 @@ from hexijax.weights.source import Tensor
 if TYPE_CHECKING:
     import jax
 
-    from hexijax.weights.runs import Stored
+    from hexijax.weights.stored.manifest import Param
 
 __all__ = ["MASTER", "Key", "Slice", "Stateful", "Tensor", "whole_slice"]
 
@@ -45,6 +45,6 @@ class Stateful(Protocol):
         """Takes arrays that are as ``targets`` says; they are the engine's from now."""
         ...
 
-    def stored_params(self) -> "list[Stored]":
+    def stored_params(self) -> "list[Param]":
         """Where each parameter is in the model's tree."""
         ...

@@ -68,6 +68,44 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--no-save", action="store_true", help="save nothing")
     run.add_argument(
+        "--keep",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="steps kept in each place that is saved to (default: 2)",
+    )
+    run.add_argument(
+        "--fast",
+        metavar="DIR",
+        help="save in here and not in the run's folder: another disk, /dev/shm",
+    )
+    run.add_argument(
+        "--far",
+        metavar="PATH",
+        help="a path or URL that outlives the machines (gs://, s3://, any fsspec's)",
+    )
+    run.add_argument(
+        "--far-every",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="send every Nth step there, and not only the last",
+    )
+    run.add_argument(
+        "--far-rate",
+        type=float,
+        default=math.inf,
+        metavar="GB/S",
+        help="send no faster than that (default: as fast as it goes)",
+    )
+    run.add_argument(
+        "--neighbour-every",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="copy each node's state into its neighbour's memory every N steps",
+    )
+    run.add_argument(
         "--emulate",
         action="store_true",
         help="let forced CPU devices stand for the cluster's",

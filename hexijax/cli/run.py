@@ -32,11 +32,7 @@ DIVERGED, INTERRUPTED = 1, 130
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
-    if arguments.no_save and arguments.save_every:
-        raise UserError(
-            f"--no-save and --save-every {arguments.save_every} were both given: a run "
-            "saves or it does not. Leave one out."
-        )
+    choices = _choices(arguments)
     screen = Screen()
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
@@ -52,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = None
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None
-        plan = find_plan(session, chain, arguments.plan or stored, screen.say)
+        plan = find_plan(session, chain, arguments.plan, screen.say, stored)
         screen.say(
             brief(
                 judge(
@@ -77,6 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         saving.write_plan(folder, plan, session.cluster, chain, experiment)
         if not arguments.emulate:  # stand-ins compile to other programs
             saving.write_temps(folder, machine)
+    tiers = choices.tiers(folder)
+    saver = None
+    if not arguments.no_save:
+        shared = {**saving.facts(experiment, chain), "data": fingerprint}
+        saver = saving.saver(
+            folder, machine.engine, shared, tiers, plan=plan, tell=screen.say
+        )
     meter = Meter(
         tokens_per_step=float(experiment.batch_size * experiment.tokens_per_sample),
         flops_per_step=machine.flops_per_step,
@@ -90,19 +93,17 @@ def run(arguments: argparse.Namespace) -> int:
             meter=meter,
             screen=screen,
             write=metrics.write,
-            save=None
-            if arguments.no_save
-            else saving.saver(
-                folder,
-                machine.engine,
-                {**saving.facts(experiment, chain), "data": fingerprint},
-                batches.get_state,
-            ),
-            save_every=arguments.save_every,
+            save=saving.during(saver, experiment.steps, batches.get_state, metrics)
+            if saver
+            else None,
+            due=saver.due if saver else None,
         )
         status = "failed"
         try:
-            status = "done" if loop.run(start) else "interrupted"
+            finished = loop.run(start)
+            if saver:
+                saver.close(loop.done)
+            status = "done" if finished else "interrupted"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
@@ -118,6 +119,29 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             )
     return 0 if status == "done" else INTERRUPTED
+
+
+def _choices(arguments: argparse.Namespace) -> saving.Choices:
+    """Raises a ``UserError`` for choices that contradict each other."""
+    if arguments.no_save and arguments.save_every:
+        raise UserError(
+            f"--no-save and --save-every {arguments.save_every} were both given: a run "
+            "saves or it does not. Leave one out."
+        )
+    if arguments.far_every and not arguments.far:
+        raise UserError(
+            f"--far-every {arguments.far_every} was given without --far: name the path "
+            "or URL that saves are sent to."
+        )
+    return saving.Choices(
+        save_every=arguments.save_every,
+        keep=arguments.keep,
+        fast=arguments.fast or "",
+        far=arguments.far or "",
+        far_every=arguments.far_every,
+        far_rate=arguments.far_rate,
+        neighbour_every=arguments.neighbour_every,
+    )
 
 
 def _check_gpu() -> None:
@@ -136,11 +160,13 @@ def _resume(
     screen: Screen,
 ) -> int:
     """Puts engine and data where the run was saved; returns the steps done."""
-    saved = saving.restore(
+    restored = saving.restore(
         folder,
         machine.engine,
         {**saving.facts(experiment), "data": experiment.data.fingerprint()},
+        screen.say,
     )
+    saved = restored.stand
     if saved.step >= experiment.steps:
         raise UserError(
             f"--resume: {folder.path} has done {saved.step} steps already and "
@@ -154,7 +180,7 @@ def _resume(
             f"its parameters: init={str(folder.path)!r}."
         )
     batches.set_state(saved.data_state)
-    screen.say(f"resuming {folder.path} after step {saved.step}")
+    screen.say(f"resuming {folder.path} after step {saved.step}: {restored.moved}")
     if moved := saving.moved_versions(saved):
         screen.say(f"versions changed, so last digits may: {', '.join(moved)}")
     return saved.step

@@ -70,18 +70,26 @@ def find_plan(
     chain: Chain,
     given: str | Path | None,
     tell: Callable[[str], None],
+    stored: Path | None = None,
 ) -> Plan:
     """The plan in ``given``, else the experiment's own if it fits, else the planner's.
 
     Args:
         session: the experiment and the cluster.
         chain: the experiment's model.
-        given: what the user or the resumed run names; it must fit.
-        tell: is told why the experiment's own plan was put aside.
+        given: what the user names; it must fit.
+        tell: is told why the experiment's or the run's own plan was put aside.
+        stored: the plan of the run that is resumed.
     """
     experiment = session.experiment
     if given is not None:
         return read_plan(Path(given), experiment, chain, session.cluster)
+    if stored is not None and stored.is_file():
+        try:
+            return read_plan(stored, experiment, chain, session.cluster)
+        except PlanError as error:
+            tell(f"The run's own plan does not fit, so a plan is made. {error}")
+            return new_plan(experiment, chain, session.cluster)
     own = experiment.plan
     if own:
         # It was written for the experiment as it stands: a setting may outgrow it.

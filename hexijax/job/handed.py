@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from hexijax.checkpoint import Saved
+from hexijax.checkpoint import Stand
 from hexijax.errors import UserError, did_you_mean
 from hexijax.experiment import Batch, BatchIterator, Experiment
 from hexijax.job.loop import Result, Trainee
@@ -36,7 +36,7 @@ class Counted:
 
 
 def placed(
-    batches: Iterator[Batch], saved: Saved | None, fingerprint: str | None
+    batches: Iterator[Batch], saved: Stand | None, fingerprint: str | None
 ) -> Iterator[Batch]:
     """An iterator, put where a resumed run's stood if it can be.
 

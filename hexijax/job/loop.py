@@ -90,6 +90,9 @@ class Loop:
     save_every: int = 0
     """Steps between saves; the last step is always saved."""
 
+    due: Callable[[int], bool] | None = None
+    """Whether so many steps done are to be saved; None: ``save_every`` says it."""
+
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)
     """Ends the run after the step at hand, once it is set; Ctrl-C sets it."""
 
@@ -163,6 +166,8 @@ class Loop:
         return bool(every) and (step + 1) % every == 0
 
     def _saves(self, step: int) -> bool:
+        if self.due is not None:
+            return bool(self.save) and self.due(step + 1)
         return bool(self.save_every) and (step + 1) % self.save_every == 0
 
     def _save(self, done: int) -> None:

@@ -7,23 +7,37 @@ The command line and the Trainer write one kind of folder, which ``hexijax.load`
 ``hexijax export`` and ``Experiment.init`` read.
 """
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hexijax.checkpoint.restore import Restored
+from hexijax.checkpoint.restore import look as checkpoint_look
+from hexijax.checkpoint.restore import restore as checkpoint_restore
+from hexijax.checkpoint.saver import Saver
+from hexijax.checkpoint.sources import DISK, FAR
+from hexijax.checkpoint.tiers import KEEP, Inventory, Tiers, inventory
 from hexijax.cluster import Cluster
+from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.job.intake import training_facts
 from hexijax.job.machine import Machine
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, serial, text
-from hexijax.plan.precision import DYNAMIC, STATE_KEY
-from hexijax.report import RunFolder
+from hexijax.report import Metrics, RunFolder
 from hexijax.report.folder import write_atomically, write_json
 from hexijax.report.summary import versions
+from hexijax.weights.runs import TIERS, saved_elsewhere
+from hexijax.weights.stored.files import Folder, Rate, open_files
+from hexijax.weights.stored.manifest import Stand
+from hexijax.weights.stored.parts import parts_in
 
 if TYPE_CHECKING:
-    from hexijax.checkpoint import Saved
-    from hexijax.checkpoint.plain import Stateful
+    import jax
+
+    from hexijax.checkpoint.slices import Stateful
 
 BATCH = "batch"
 """The fact that says what a batch looks like."""
@@ -74,55 +88,179 @@ def write_temps(folder: RunFolder, machine: Machine) -> None:
         write_json(folder.temps, machine.engine.temps().to_json())
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Choices:
+    """Where and how often a run saves, as a person says it."""
+
+    save_every: int = 0
+    """Steps between saves; 0: at the end."""
+
+    keep: int = KEEP
+    """Steps kept in each place."""
+
+    fast: str = ""
+    """A folder to save in instead of the run's own, such as one in memory."""
+
+    far: str = ""
+    """A path or URL that outlives the machines; empty: none."""
+
+    far_every: int = 0
+    """Steps between those that go there; 0: the last alone."""
+
+    far_rate: float = math.inf
+    """GB/s that may be sent there."""
+
+    neighbour_every: int = 0
+    """Steps between copies in a neighbour's memory; 0: none."""
+
+    def tiers(self, folder: RunFolder) -> Tiers:
+        """Of a run.
+
+        Raises:
+          UserError: the far place is not there.
+        """
+        fast = Path(self.fast).expanduser() / folder.path.name if self.fast else None
+        far = open_files(f"{self.far.rstrip('/')}/{folder.path.name}")
+        if self.far and isinstance(far, Folder) and not far.path.parent.is_dir():
+            raise UserError(
+                f"--far {self.far}: there is no such folder. Mount it or make it "
+                "first: made here, it would be on this machine's disk."
+            )
+        return Tiers(
+            fast=open_files(fast or folder.checkpoints),
+            every=self.save_every,
+            keep=self.keep,
+            far=far if self.far else None,
+            far_every=self.far_every,
+            far_keep=self.keep,
+            far_rate=Rate(self.far_rate * 1e9),
+            neighbour_every=self.neighbour_every,
+        )
+
+
+def write_tiers(folder: RunFolder, tiers: Tiers) -> None:
+    """Where else the run saves, for whoever looks for its steps."""
+    elsewhere = [(DISK, tiers.fast), *([(FAR, tiers.far)] if tiers.far else [])]
+    own = str(folder.checkpoints.resolve())
+    found = [
+        {"label": label, "where": files.where}
+        for label, files in elsewhere
+        if files.where != own
+    ]
+    if found:
+        write_json(folder.path / TIERS, {"version": 1, "tiers": found})
+
+
+def stored(folder: RunFolder, tell: Callable[[str], None]) -> Inventory:
+    """The steps of a run, wherever it saved."""
+    own = Tiers(fast=open_files(folder.checkpoints))
+    parts = list(inventory(own, tell=tell).parts)
+    for label, where in saved_elsewhere(folder.path):
+        try:
+            node = "" if label == FAR else None
+            parts += parts_in(open_files(where), label, node, tell=tell)
+        except OSError as error:
+            tell(f"{where} cannot be looked at ({error}); it counts as empty.")
+    return Inventory(parts=parts)
+
+
 def saver(
     folder: RunFolder,
     engine: "Stateful",
     shared: Facts,
-    position: Callable[[], Any],
-) -> Callable[[int], None]:
-    """``save(steps done)`` into ``folder``.
+    tiers: Tiers,
+    *,
+    plan: Plan | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Saver:
+    """What saves a run.
 
     Args:
         folder: of the run.
         engine: whose state is written.
         shared: what must be equal on resume.
-        position: gives that of the data, JSON-able.
+        tiers: where to.
+        plan: that is run.
+        tell: is told of what could not be saved.
     """
-    all_facts = {**shared, **_scaling(engine), "versions": versions()}
+    write_tiers(folder, tiers)
+    return Saver(
+        engine,
+        tiers,
+        node_of=nodes(engine),
+        facts={**shared, "versions": versions()},
+        plan=plan_text(plan, engine),
+        tell=tell,
+    )
 
-    def save(step: int) -> None:
-        from hexijax import checkpoint  # imports Orbax: for those who save
 
-        checkpoint.save(
-            folder.checkpoints,
-            engine,
-            step=step,
-            data_state=position(),
-            facts=all_facts,
-        )
+def during(
+    saver: Saver, steps: int, position: Callable[[], Any], metrics: Metrics
+) -> Callable[[int], None]:
+    """``save(steps done)`` for a loop; the end of the run goes to every tier.
+
+    Args:
+        saver: whose threads write.
+        steps: of the run.
+        position: gives that of the data, JSON-able.
+        metrics: of the run.
+    """
+
+    def save(done: int) -> None:
+        asked = done >= steps or not saver.due(done)
+        taken = saver.take(done, position(), asked=asked)
+        saver.write(taken, {"loss": metrics.last_loss})
 
     return save
 
 
-def restore(folder: RunFolder, engine: "Stateful", shared: Facts) -> "Saved":
-    """Puts an engine where the run was saved last.
+def plan_text(plan: Plan | None, engine: Any) -> str:
+    """A plan as a manifest keeps it; empty for the plain program."""
+    return text.render(plan, engine.chain) if plan else ""
+
+
+def nodes(engine: Any) -> "dict[jax.Device, str] | None":
+    """The node of each device of an engine; None: it has no cluster."""
+    from hexijax.runtime.batches import host_device
+
+    cluster: Cluster | None = getattr(engine, "cluster", None)
+    if cluster is None:
+        return None
+    of = {device: cluster.device(name).node for name, device in engine.devices.items()}
+    host = host_device()
+    if host is not None:
+        of.setdefault(host, next(iter(of.values())))
+    return of
+
+
+def restore(
+    folder: RunFolder,
+    engine: "Stateful",
+    shared: Facts,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Restored:
+    """Puts an engine where the run was saved last, whatever plan that had.
 
     Raises:
-      UserError: it was not, or under other facts, another plan or model.
+      UserError: it was not, or under other facts, or is of another model.
     """
-    from hexijax import checkpoint
-
-    all_facts = {**shared, **_scaling(engine)}
-    return checkpoint.restore(folder.checkpoints, engine, facts=all_facts)
-
-
-def _scaling(engine: "Stateful") -> dict[str, Any]:
-    """Whether its state has a loss scale, which a plan's dtypes may decide."""
-    dynamic = STATE_KEY in engine.array_targets()
-    return {"loss scale": DYNAMIC if dynamic else "fixed"}
+    return checkpoint_restore(
+        engine,
+        stored(folder, tell),
+        where=str(folder.path),
+        facts=shared,
+        node_of=nodes(engine),
+        tell=tell,
+    )
 
 
-def moved_versions(saved: "Saved") -> list[str]:
+def look(folder: RunFolder, shared: Facts) -> Stand:
+    """Where a run was saved last."""
+    found = stored(folder, lambda text: None)
+    return checkpoint_look(found, where=str(folder.path), facts=shared)
+
+
+def moved_versions(saved: Stand) -> list[str]:
     """``package old -> new`` for each that is another now than when it was saved."""
     then, now = saved.facts.get("versions", {}), versions()
     return [f"{k} {then[k]} -> {now.get(k)}" for k in then if then[k] != now.get(k)]

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from hexijax.errors import UserError
 from hexijax.plan.plan import Place
 from hexijax.program.program import (
     Agree,
@@ -43,7 +42,7 @@ from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.later import later, once_there, value
 from hexijax.runtime.layout import DEVICE, PINNED_HOST
 from hexijax.runtime.lowering import Compiled
-from hexijax.runtime.memories import pin
+from hexijax.runtime.memories import copied, pin
 
 Slots = list[Any]
 Action = Callable[[Slots], None]
@@ -114,10 +113,7 @@ class Actions:
             case WriteBack():
                 action = self._copy(instruction, PINNED_HOST)
             case Snapshot():
-                raise UserError(
-                    "Snapshot is not run by this version: checkpoints read the state "
-                    "where it lives."
-                )
+                action = self._snapshot(instruction)
             case _:
                 raise AssertionError(instruction)
         return action
@@ -498,6 +494,23 @@ class Actions:
 
         def action(slots: Slots) -> None:
             (slots[target],) = once_there(copied, [slots[source]], 1)
+
+        return action
+
+    def _snapshot(self, instruction: Snapshot) -> Action:
+        """Copies of one-device arrays; a ``Saver`` takes those of a whole engine."""
+        pairs = [
+            (self._at(read.buffer), self._at(written))
+            for read, written in zip(
+                instruction.reads, instruction.writes, strict=False
+            )
+        ]
+
+        def action(slots: Slots) -> None:
+            for source, target in pairs:
+                arrays, tree = jax.tree.flatten(value(slots[source]))
+                made = copied(arrays, instruction)
+                slots[target] = jax.tree.unflatten(tree, made)
 
         return action
 

@@ -27,7 +27,7 @@ from hexijax.layers.segment import Segment
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.checks import check_whole
 from hexijax.plan.plan import Place, Plan, stage_place
-from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
+from hexijax.plan.precision import DYNAMIC, loss_scale
 from hexijax.program import names
 from hexijax.program.buckets import segment_buckets
 from hexijax.program.fuse import fused_segments
@@ -76,9 +76,9 @@ from hexijax.runtime.segments import (
 )
 from hexijax.runtime.trainable import frozen_names
 from hexijax.runtime.verdicts import Verdicts
-from hexijax.weights.runs import Stored
 from hexijax.weights.slices import Key, Slice
 from hexijax.weights.source import Source, Tensor
+from hexijax.weights.stored.manifest import Param
 
 
 class Engine:
@@ -400,9 +400,9 @@ class Engine:
         """The master parameters as a source: read where they lie, box by box."""
         return weights.Held(self._abstract, self.groups, self.state())
 
-    def stored_params(self) -> list[Stored]:
-        """Which of ``arrays`` holds which box of which parameter."""
-        return weights.stored(self._abstract, self.groups, self._came_as)
+    def stored_params(self) -> list[Param]:
+        """Where each parameter is in the model's tree."""
+        return weights.stored(self._abstract, self._came_as)
 
     def moments_like(self, kind: str) -> dict[str, np.ndarray]:
         """One kind of moment by parameter name; ``kind`` is its path in the state."""
@@ -445,35 +445,6 @@ class Engine:
             self._executor.put(self.groups[name].state_buffer(home), value)
         if self._rules.dynamic_scale:
             self._put_scale(arrays[scaling.SLICE][0])
-        self._executor.run_prologue()
-
-    def arrays(self) -> dict[str, jax.Array]:
-        """Every state array by global name, kind of state and box; a loss scale."""
-        arrays = stored.named(self.groups, self.state())
-        if self._rules.dynamic_scale:
-            arrays[STATE_KEY] = self._executor.get(names.scale(HOST))
-        return arrays
-
-    def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and shardings of ``arrays``, for a restore."""
-        structs = {
-            (home, name): group.state_structs(home)
-            for name, group in self.groups.items()
-            for home in group.homes
-        }
-        targets = stored.named(self.groups, structs)
-        if self._rules.dynamic_scale:
-            where = self.layout.replicated(self._verdicts.host)
-            targets[STATE_KEY] = struct(scaling.SHAPE, "float32", where)
-        return targets
-
-    def load_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
-        """What ``arrays`` gave, back at its homes; parameters follow."""
-        state = stored.unnamed(self.groups, arrays)
-        for (home, name), value in state.items():
-            self._executor.put(self.groups[name].state_buffer(home), value)
-        if self._rules.dynamic_scale:
-            self._put_scale(arrays[STATE_KEY])
         self._executor.run_prologue()
 
     # Stepping.

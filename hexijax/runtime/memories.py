@@ -4,9 +4,11 @@ Offload that is asked for and silently without effect is worse than none: XLA ma
 what it likes where it was not told.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from hexijax.costs.hosts import LIMIT_BYTES, LIMIT_VARIABLE
 from hexijax.errors import UserError
@@ -76,3 +78,24 @@ def check_memory(buffer: Buffer, value: Any) -> None:
         "them where it is told; take host memory out of the plan (params, waits, "
         "residuals, state), or report it."
     )
+
+
+def copied(arrays: Sequence[jax.Array], what: object) -> list[jax.Array | np.ndarray]:
+    """Copies in host memory, each of an array on one device; what lies on a device is
+    copied beside what is dispatched after, and only who overwrites it waits.
+
+    Args:
+      arrays: each on one device, in any memory.
+      what: whose they are, for people.
+    """
+    cards = jax.default_backend() != "cpu"
+
+    def rests(x: jax.Array) -> bool:
+        (device,) = x.sharding.device_set
+        in_memory = x.sharding.memory_kind == PINNED_HOST
+        return in_memory or (cards and device.platform == "cpu")
+
+    away = [x for x in arrays if not rests(x)]
+    where = [x.sharding.with_memory_kind(PINNED_HOST) for x in away]
+    left = iter(pin(away, where, what))
+    return [np.array(x) if rests(x) else next(left) for x in arrays]

@@ -17,16 +17,16 @@ import optax
 from hexijax import compat
 from hexijax.experiment import Experiment
 from hexijax.layers.names import flatten, path_name, unflatten
-from hexijax.plan.precision import DYNAMIC, STATE_KEY, loss_scale
+from hexijax.plan.precision import DYNAMIC, loss_scale
 from hexijax.runtime import scaling, weights
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params, initial_params
 from hexijax.runtime.results import StepResult, Sums, judged, means, numbers
 from hexijax.runtime.trainable import frozen_names
-from hexijax.weights.runs import Stored
 from hexijax.weights.slices import MASTER, Key, Slice, whole_slice
 from hexijax.weights.source import Source, Tensor, whole
+from hexijax.weights.stored.manifest import Param
 
 _TRAINED = "inner_states/True/inner_state/"
 """Where ``optax.partition`` keeps the state of what trains: an engine under a plan has
@@ -219,28 +219,9 @@ class PlainEngine:
 
         return jax.tree_util.tree_map_with_path(leaf, abstract)
 
-    def stored_params(self) -> list[Stored]:
-        """Which of ``arrays`` is which parameter."""
-        tree = {"params": self._params}
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return [
-            Stored(
-                path=weights.tree_path(path[1:]),
-                tensor=Tensor(tuple(x.shape), np.dtype(x.dtype)),
-                pieces={jax.tree_util.keystr(path): whole(x.shape)},
-                came_as=self._came_as.get(path_name(path[1:]), ""),
-            )
-            for path, x in leaves
-        ]
-
-    def _named(self) -> tuple[list[str], list[Any], Any]:
-        state = {"params": self._params, "moments": self._moments}
-        leaves, tree = jax.tree_util.tree_flatten_with_path(state)
-        return (
-            [jax.tree_util.keystr(p) for p, _ in leaves],
-            [x for _, x in leaves],
-            tree,
-        )
+    def stored_params(self) -> list[Param]:
+        """Where each parameter is in the model's tree."""
+        return weights.stored(self._params, self._came_as)
 
     def slices(self) -> dict[Slice, list[jax.Array]]:
         """Parameters and moments, each whole, and a loss scale; see
@@ -293,29 +274,6 @@ class PlainEngine:
             key = Key(owner, kind.removesuffix(owner).strip("/"))
             moments.append(whole_slice(key, tuple(x.shape)))
         return [*masters, *moments]
-
-    def arrays(self) -> dict[str, jax.Array]:
-        """Parameters and moments by path; a loss scale."""
-        names, leaves, _ = self._named()
-        arrays = dict(zip(names, leaves, strict=True))
-        if self._scale is not None:
-            arrays[STATE_KEY] = self._scale
-        return arrays
-
-    def array_targets(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes and shardings of ``arrays``."""
-        return {
-            k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for k, x in self.arrays().items()
-        }
-
-    def load_arrays(self, arrays: Mapping[str, jax.Array]) -> None:
-        """What ``arrays`` gave, back in place."""
-        names, _, tree = self._named()
-        state = jax.tree.unflatten(tree, [arrays[name] for name in names])
-        self._params, self._moments = state["params"], state["moments"]
-        if self._dynamic:
-            self._scale = arrays[STATE_KEY]
 
     def peak_bytes_by_device(self) -> dict[str, int]:
         """Peak bytes in use, if the backend counts them."""

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hexijax.layers.chain import Leaf, LeafPart, whole_leaf
+from hexijax.layers.chain import Leaf, LeafPart
 from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
@@ -79,56 +79,6 @@ def assemble_moments(
                     index = tuple(slice(*rows) for rows in global_box(leaf, box))
                     whole[leaf.name][index] = np.asarray(array)
     return whole
-
-
-def named(groups: Groups, state: State) -> dict[str, Any]:
-    """Every array of the state under ``leaf|kind of state|box``.
-
-    What belongs to no leaf, such as a step count, is kept once a group and home.
-    """
-    out: dict[str, Any] = {}
-    for (home, name), held in state.items():
-        masters, moments = _keys(groups[name], home)
-        out |= dict(zip(masters, held["master"], strict=True))
-        out |= dict(zip(moments, held["moments"], strict=True))
-    return out
-
-
-def unnamed(groups: Groups, arrays: Mapping[str, Any]) -> dict[tuple[Place, str], Any]:
-    """The state that ``named`` spelled out."""
-    state = {}
-    for name, group in groups.items():
-        for home in group.homes:
-            masters, moments = _keys(group, home)
-            state[home, name] = {
-                "master": tuple(arrays[key] for key in masters),
-                "moments": [arrays[key] for key in moments],
-            }
-    return state
-
-
-def master_keys(group: GroupRuntime, home: Place) -> list[str]:
-    """Keys of the master parameters of a home, in its order."""
-    held = group.held[home]
-    return [f"{whole_leaf(leaf).id}|master|{_text(leaf, box)}" for leaf, box in held]
-
-
-def _keys(group: GroupRuntime, home: Place) -> tuple[list[str], list[str]]:
-    held, masters = group.held[home], master_keys(group, home)
-    moments = []
-    for moment in group.moments(home):
-        if moment.owner is not None:
-            leaf, box = held[moment.owner]
-            kind = moment.path.removesuffix(leaf.name).strip("/")
-            moments.append(f"{whole_leaf(leaf).id}|{kind}|{_text(leaf, box)}")
-        else:
-            turn = f"|{moment.turn}" if moment.turn else ""
-            moments.append(f"{group.group.name}|{moment.path}|{home}{turn}")
-    return masters, moments
-
-
-def _text(leaf: Leaf, box: Box) -> str:
-    return ",".join(f"{start}:{stop}" for start, stop in global_box(leaf, box))
 
 
 def slices(groups: Groups, state: State) -> dict[Slice, list[Any]]:

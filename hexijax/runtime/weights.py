@@ -7,21 +7,19 @@ A device is given its own box of a parameter and no host ever holds more of it.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from hexijax.layers.chain import Leaf
 from hexijax.layers.names import path_name
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.layout import PINNED_HOST
-from hexijax.runtime.state import State, global_box, master_keys
-from hexijax.weights.runs import Stored
+from hexijax.runtime.state import State, global_box
 from hexijax.weights.source import (
     Source,
     Tensor,
@@ -31,6 +29,7 @@ from hexijax.weights.source import (
     overlap,
     shifted,
 )
+from hexijax.weights.stored.manifest import Param
 from hexijax.weights.tree import Item
 from hexijax.weights.tree import Path as TreePath
 
@@ -122,16 +121,12 @@ class Held(Source):
         return out
 
 
-def stored(abstract: Any, groups: Groups, came_as: Mapping[str, str]) -> list[Stored]:
-    """Which array of ``Engine.arrays`` holds which box of which parameter."""
-    pieces: dict[str, dict[str, Box]] = {}
-    for key, leaf, box in _masters(groups):
-        pieces.setdefault(leaf.name, {})[key] = box
+def stored(abstract: Any, came_as: Mapping[str, str]) -> list[Param]:
+    """All parameters, as a checkpoint keeps them in mind."""
     return [
-        Stored(
+        Param(
             path=tree_path(path),
             tensor=Tensor(tuple(x.shape), np.dtype(x.dtype)),
-            pieces=pieces.get(path_name(path), {}),
             came_as=came_as.get(path_name(path), ""),
         )
         for path, x in jax.tree_util.tree_leaves_with_path(abstract)
@@ -162,11 +157,3 @@ def came_as(source: Source, abstract: Any) -> dict[str, str]:
         for name, tensor in source.tensors.items()
         if tensor.dtype != own[name]
     }
-
-
-def _masters(groups: Groups) -> Iterator[tuple[str, Leaf, Box]]:
-    for group in groups.values():
-        for home in group.homes:
-            held = group.held[home]
-            for key, (leaf, box) in zip(master_keys(group, home), held, strict=True):
-                yield key, leaf, global_box(leaf, box)

@@ -9,3 +9,6 @@ class WeightsError(UserError):
 
 class Damaged(WeightsError):
     """What was stored cannot be read, or is not what was written."""
+
+    source: object = None
+    """The source of slices that said so, where one did."""

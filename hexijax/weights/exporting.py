@@ -127,7 +127,7 @@ def export(
     ]
     return Exported(
         path=path,
-        step=int(source.folder.name),
+        step=source.found_step,
         tensors=written.tensors,
         narrowed=len(narrowed) if dtype == CAME_AS else 0,
     )

@@ -54,7 +54,7 @@ _CONTEXT = {
 _ITEM, _KEY = 1, 2
 """Orbax's numbers for a list's and a dict's component."""
 
-_HANDLER = (
+HANDLER = (
     "orbax.checkpoint._src.handlers.standard_checkpoint_handler."
     "StandardCheckpointHandler"
 )
@@ -239,7 +239,7 @@ def write(folder: Path, source: Source, paths: Mapping[str, TreePath]) -> None:
         unfinished.mkdir(parents=True)
         for name in source.tensors:
             _write_array(unfinished, ".".join(map(_text, paths[name])), source, name)
-        tree = {str(tuple(map(_text, path))): _entry(path) for path in paths.values()}
+        tree = {str(tuple(map(_text, path))): entry(path) for path in paths.values()}
         (unfinished / METADATA).write_text(
             json.dumps(
                 {
@@ -254,7 +254,7 @@ def write(folder: Path, source: Source, paths: Mapping[str, TreePath]) -> None:
         (unfinished / "_CHECKPOINT_METADATA").write_text(
             json.dumps(
                 {
-                    "item_handlers": _HANDLER,
+                    "item_handlers": HANDLER,
                     "metrics": {},
                     "performance_metrics": {},
                     "init_timestamp_nsecs": time.time_ns(),
@@ -316,7 +316,8 @@ def _write_window(
         give_back_freed()
 
 
-def _entry(path: TreePath) -> dict[str, Any]:
+def entry(path: TreePath) -> dict[str, Any]:
+    """What a folder's metadata says of an array at a path."""
     return {
         "key_metadata": [
             {"key": _text(c), "key_type": _ITEM if isinstance(c, Item) else _KEY}

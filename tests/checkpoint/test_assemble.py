@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hexijax.checkpoint.assemble import Missing, assemble, without
+from hexijax.checkpoint.assemble import Missing, assemble
 from hexijax.checkpoint.slices import Key, Slice, Tensor, whole_slice
 from hexijax.checkpoint.sources import Held, live_sources
 from hexijax.weights.source import box_shape, index, overlap, whole
+from hexijax.weights.stored.parts import without
 
 SHAPE = (6, 8)
 KEY, COUNT = Key("blocks/0/w", "0/mu"), Key("", "0/count")

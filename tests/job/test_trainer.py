@@ -140,12 +140,14 @@ def test_a_saved_trainer_goes_on_bit_by_bit(params: Any, tmp_path: Path):
     for fields, says in [
         ({"seed": 1}, "its seed is 0, this run's is 1"),
         ({"batch_size": 16}, "its batch size is 8, this run's is 16"),
-        ({"plan": "single"}, "belongs to another plan or model"),
     ]:
         with pytest.raises(UserError, match=says):
             make(**{"plan": None, **fields}).resume(tmp_path / "run")
     with pytest.raises(UserError, match="There is no checkpoint in"):
         make().resume(tmp_path)
+    plain = make(plan="single")  # any plan goes on from any other's
+    plain.resume(tmp_path / "run")
+    assert plain.step(next(batches(1, start=3)))["loss"] == pytest.approx(losses[3])
 
 
 def test_fit_goes_on_where_the_data_stood(params: Any, tmp_path: Path):

@@ -232,8 +232,9 @@ def test_any_element_by_element_is_cut_and_updates_as_it_does(
     if name == "injected schedule":  # every home counts on, and holds what it used
         rates = [
             float(array)
-            for state_key, array in outcome.engine.arrays().items()
-            if "hyperparams/learning_rate" in state_key
+            for each, copies in outcome.engine.slices().items()
+            if "hyperparams/learning_rate" in each.kind
+            for array in copies
         ]
         assert rates
         assert rates == pytest.approx([float(SCHEDULE(1))] * len(rates))

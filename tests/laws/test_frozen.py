@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import hexijax
-from hexijax.checkpoint.plain import restore, save
+from hexijax.checkpoint.plain import restore
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.layers.names import flatten
@@ -25,6 +25,7 @@ from hexijax.runtime.plain import PlainEngine
 from hexijax.runtime.reach import OptimizerError
 from hexijax.runtime.trainable import frozen_names
 from hexijax.weights.runs import CHECKPOINTS
+from hexijax.weights.stored.files import open_files
 from tests.laws import cases
 from tests.laws.cases import (
     BATCH_SIZE,
@@ -147,7 +148,8 @@ def test_of_a_bfloat16_stage_the_masters_wait_on_the_host(
         assert {x.dtype.name for x in held["master"]} == {"float32"}
         # Rows of a table are looked up before they are cast: it is used as it is.
         assert on_host == (not group.group.trainable and name != "embed"), name
-    save(tmp_path / CHECKPOINTS, engine, step=1, data_state=None, facts={})
+    tiers = Tiers(fast=open_files(tmp_path / CHECKPOINTS))
+    Saver(engine, tiers).save(1)
     now, source = flatten(engine.params()), engine.weights()
     stored = flatten(hexijax.load(tmp_path))
     for name, value in first.items():
@@ -159,7 +161,7 @@ def test_of_a_bfloat16_stage_the_masters_wait_on_the_host(
     batch = tokens(BATCH_SIZE, 5)
     once = engine.step(batch, 1).fetch()
     engine.set_params(model(shape)[1])
-    restore(tmp_path / CHECKPOINTS, engine, facts={})
+    restore(engine, inventory(tiers), where="here", facts={})
     assert engine.step(batch, 1).fetch() == once
 
 

@@ -105,6 +105,7 @@ def one_step(case: Case, monkeypatch: Any) -> None:
     for value in resting.values():
         for x in jax.tree.leaves(value):
             assert x.sharding.memory_kind == "pinned_host"
-    targets = outcome.engine.array_targets()
-    for name, x in outcome.engine.arrays().items():  # so a restore puts it there
-        assert x.sharding.memory_kind == targets[name].sharding.memory_kind, name
+    targets = outcome.engine.targets()
+    for each, copies in outcome.engine.slices().items():  # so a restore puts it there
+        for x, like in zip(copies, targets[each], strict=True):
+            assert x.sharding.memory_kind == like.sharding.memory_kind, each

@@ -16,7 +16,7 @@ import pytest
 from flax import nnx
 
 from experiments.bench_mixed import remembering
-from hexijax import checkpoint
+from hexijax.checkpoint import Saver, Tiers, inventory, restore
 from hexijax.cluster import Cluster
 from hexijax.data import TextBytes
 from hexijax.errors import UserError
@@ -34,13 +34,13 @@ from hexijax.plan.precision import (
     GOOD_STEPS,
     LEAST_SCALE,
     MOST_SCALE,
-    STATE_KEY,
 )
 from hexijax.planner.mesh import compute_dtype
 from hexijax.report.problem import Problem
 from hexijax.runtime import scaling
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.plain import PlainEngine
+from hexijax.weights.stored.files import open_files
 from models.llama import Llama, LlamaConfig
 from models.losses import next_token_loss
 from tests.laws.law_models import LENGTH, VOCAB, WIDTH, score, tokens
@@ -236,13 +236,13 @@ def test_an_overflow_on_one_stage_skips_the_step_everywhere_once(tmp_path: Path)
     mixed, old = engine(three(), experiment()), single(experiment(), "float16")
     for made in (mixed, old):
         loud_head(made)
-    before = {k: np.asarray(v) for k, v in mixed.arrays().items()}
+    before = {k: np.asarray(v[0]) for k, v in mixed.slices().items()}
     batch = tokens(BATCH_SIZE)
     first = mixed.step(batch, 0).fetch()
     assert (first["skipped"], first["scale"]) == (1, FIRST_SCALE)
     assert np.isfinite(first["loss"])
-    for key, value in mixed.arrays().items():
-        if key == STATE_KEY:
+    for key, (value, *_) in mixed.slices().items():
+        if key == scaling.SLICE:
             np.testing.assert_array_equal(value, [FIRST_SCALE / 2, 0])
         else:
             np.testing.assert_array_equal(value, before[key], err_msg=key)
@@ -256,11 +256,11 @@ def test_an_overflow_on_one_stage_skips_the_step_everywhere_once(tmp_path: Path)
     for name in ("loss", "grad_norm"):
         assert results[-1][name] == pytest.approx(want[-1][name], rel=5e-2), name
 
-    facts = {"seed": 0}
-    checkpoint.save(tmp_path, mixed, step=9, data_state=None, facts=facts)
+    tiers = Tiers(fast=open_files(tmp_path))
+    Saver(mixed, tiers).save(9)
     again = engine(three(), experiment())
-    checkpoint.restore(tmp_path, again, facts=facts)
-    np.testing.assert_array_equal(again.arrays()[STATE_KEY], [scales[-1], 1])
+    restore(again, inventory(tiers), where="here", facts={})
+    np.testing.assert_array_equal(again.slices()[scaling.SLICE][0], [scales[-1], 1])
     for step in (1, 2):
         batch = tokens(BATCH_SIZE, step)
         assert again.step(batch, step).fetch() == mixed.step(batch, step).fetch()

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import hexijax
-from hexijax import checkpoint
+from hexijax.checkpoint import Saver, Tiers
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.names import flatten
@@ -32,6 +32,7 @@ from hexijax.weights import (
     write_safetensors,
 )
 from hexijax.weights.source import index, whole
+from hexijax.weights.stored.files import open_files
 from tests.laws import cases
 from tests.laws.law_models import Shape, tokens
 from tests.weights.families import CONFIGS, params
@@ -55,9 +56,7 @@ def trained(request: pytest.FixtureRequest) -> Iterator[tuple[cases.Case, Engine
 
 def saved(engine: Any, run: Path, step: int = 1) -> Path:
     """The run folder that a saved engine leaves."""
-    checkpoint.save(
-        run / "checkpoints", engine, step=step, data_state=None, facts={}, keep=9
-    )
+    Saver(engine, Tiers(fast=open_files(run / "checkpoints"), keep=9)).save(step)
     return run
 
 
@@ -228,7 +227,8 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path):
         export(run, "orbax")
     assert_tree(hexijax.load(run, step=2), one)
     assert_tree(hexijax.load(run / "checkpoints" / "2"), one)
-    meta = run / "checkpoints" / "7" / "meta" / "metadata"
-    meta.write_text('{"version": 1}')
-    with pytest.raises(UserError, match="an index of parameters of version None; this"):
-        hexijax.load(run)
+    manifest = run / "checkpoints" / "7" / "local" / "manifest.json"
+    manifest.write_text('{"version": 1, "crc32": 0}\n{}')
+    assert_tree(hexijax.load(run), one)  # step 2 is still whole
+    with pytest.raises(UserError, match=r"has no step 7; saved are 2\."):
+        hexijax.load(run, step=7)

@@ -112,15 +112,13 @@ def write(
       OSError: it cannot be written.
     """
     tensor = Tensor(tuple(array.shape), np.dtype(array.dtype))
-    stored = StoredArray(
-        key=key, tensor=tensor, chunk=chunk_shape(tensor), crc32c=()
-    )
+    stored = StoredArray(key=key, tensor=tensor, chunk=chunk_shape(tensor), crc32c=())
     if not array.size:
         return stored
     put = _Direct(files, stored) if files.spec is not None else _Staged(files, stored)
     found = []
     for _, name, part in stored.chunks(whole(tensor.shape)):
-        piece = np.ascontiguousarray(array[index(part)])
+        piece = np.asarray(array[index(part)], order="C")
         if rate is not None:
             rate.take(piece.nbytes)
         found.append(put.write(name, part, piece))
@@ -227,7 +225,6 @@ def _opened(spec: Mapping[str, Any], stored: StoredArray, *, context: Any) -> An
             # Zeros are numbers too: what was not written could not be told from them.
             "store_data_equal_to_fill_value": True,
         },
-        open=True,
         context=context,
     ).result()
 

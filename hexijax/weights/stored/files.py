@@ -210,7 +210,9 @@ class Objects:
         """See ``Files``."""
         import tensorstore
 
-        span = tensorstore.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1))
+        span = tensorstore.KvStore.KeyRange(
+            prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        )
         _told(lambda: self._store.delete_range(span).result(), self._url)
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexijax.weights.errors import Damaged, WeightsError
-from hexijax.weights.source import Tensor, dtype_of
 from hexijax.weights.slices import Key, Slice
+from hexijax.weights.source import Tensor, dtype_of
 from hexijax.weights.stored.arrays import StoredArray
 from hexijax.weights.tree import Path, from_json, name_of, to_json
 
@@ -143,9 +143,7 @@ def parse(data: bytes, where: str) -> Manifest:
         known = json.loads(head)
         version, crc = known["version"], known["crc32"]
     except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(
-            f"{where} is no manifest of a saved step ({error!r})."
-        ) from error
+        raise Damaged(f"{where} is no manifest of a saved step ({error!r}).") from error
     if version != VERSION:
         raise WeightsError(
             f"The checkpoint {where} has format version {version!r}; this hexijax "

@@ -17,6 +17,7 @@ from hexijax.weights.errors import WeightsError
 from hexijax.weights.slices import Key, Slice
 from hexijax.weights.source import Box, Tensor, inside, overlap, whole
 from hexijax.weights.stored import arrays, manifest
+from hexijax.weights.stored.arrays import StoredArray
 from hexijax.weights.stored.files import Files, Rate
 from hexijax.weights.stored.manifest import Manifest
 
@@ -70,9 +71,12 @@ class Part:
         held = next(
             held for held in self.holds[Key(name, kind)] if overlap(held, box) == box
         )
-        stored = self.manifest.arrays[Slice(name, kind, held)]
-        at = dataclasses.replace(stored, key=self.prefix + stored.key)
-        return arrays.read(self.files, at, inside(box, held), self.rate)
+        stored = self.at(self.manifest.arrays[Slice(name, kind, held)])
+        return arrays.read(self.files, stored, inside(box, held), self.rate)
+
+    def at(self, stored: StoredArray) -> StoredArray:
+        """One of the manifest's, its key counted from the place."""
+        return dataclasses.replace(stored, key=self.prefix + stored.key)
 
 
 def parts_in(
