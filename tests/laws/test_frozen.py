@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import hexijax
-from hexijax.checkpoint.plain import restore
+from hexijax.checkpoint import Saver, Tiers, inventory, restore
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.layers.names import flatten

@@ -8,6 +8,7 @@ one of another step passes its own check, so each is also held against the manif
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,9 @@ from hexijax.weights.stored.files import Files, Rate
 
 CHUNK_BYTES = 8 * 2**20
 """Of an array: whoever reads any of it reads and checks no more than this for it."""
+
+SMALL_BYTES = 2**20
+"""No memory is asked back for less."""
 
 CRC_BYTES = 4
 """A chunk's last bytes: the crc32c of the others."""
@@ -122,7 +126,8 @@ def write(
         if rate is not None:
             rate.take(piece.nbytes)
         found.append(put.write(name, part, piece))
-        give_back_freed()
+        if piece.nbytes > SMALL_BYTES:
+            give_back_freed()
     return dataclasses.replace(stored, crc32c=tuple(found))
 
 
@@ -150,7 +155,8 @@ def read(
                 f"{files.where}: {stored.key} cannot be read "
                 f"({str(error).splitlines()[0][:300]})."
             ) from error
-    give_back_freed()
+    if out.nbytes > SMALL_BYTES:
+        give_back_freed()
     return out
 
 
@@ -213,6 +219,14 @@ def _counts(shape: tuple[int, ...], chunk: tuple[int, ...]) -> list[int]:
     return [-(-of // rows) for of, rows in zip(shape, chunk, strict=True)]
 
 
+@functools.cache
+def _context() -> Any:
+    """One for all: its limits are for all threads together."""
+    import tensorstore
+
+    return tensorstore.Context(_CONTEXT)
+
+
 def _opened(spec: Mapping[str, Any], stored: StoredArray, *, context: Any) -> Any:
     import tensorstore
 
@@ -233,12 +247,9 @@ class _Direct:
     """Chunks of an array where TensorStore reaches."""
 
     def __init__(self, files: Files, stored: StoredArray):
-        import tensorstore
-
         assert files.spec is not None
         self._files, self._stored = files, stored
-        context = tensorstore.Context(_CONTEXT)
-        self._array = _opened(files.spec, stored, context=context)
+        self._array = _opened(files.spec, stored, context=_context())
         self._named = False
 
     def write(self, name: str, part: Box, piece: np.ndarray) -> int:
