@@ -182,6 +182,15 @@ class Saver:
         if failed and failed[-1].error:
             raise UserError(failed[-1].error)
 
+    def abandon(self) -> None:
+        """A node is lost: waits for what is under way, however it ends. What was being
+        copied from that node fails, and was no save."""
+        for worker in (self._fast, self._near, self._far):
+            try:
+                worker.wait()
+            except RuntimeError as error:  # as JAX's errors of devices are
+                self.tell(f"a save was cut short ({error})")
+
     def inventory(self) -> Inventory:
         """What is there now."""
         return inventory(self.tiers, self.neighbours, self.tell)
@@ -317,9 +326,9 @@ class _Worker:
 
     def wait(self) -> None:
         """Until it has nothing to do; raises what the last work raised."""
-        if self._last is not None:
-            self._last.result()
-            self._last = None
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
 
 
 def _hosts() -> "list[jax.Device]":

@@ -106,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
         help="copy each node's state into its neighbour's memory every N steps",
     )
     run.add_argument(
+        "--elastic",
+        nargs="?",
+        const="",
+        metavar="NODES",
+        help="outlive nodes and take in others; NODES, with commas: who begins",
+    )
+    run.add_argument(
         "--emulate",
         action="store_true",
         help="let forced CPU devices stand for the cluster's",

@@ -4,22 +4,30 @@ arguments -> Session -> Chain -> Plan -> Machine -> Loop -> runs/<name>-<number>
 """
 
 import argparse
+import contextlib
+import dataclasses
 import sys
+import threading
 from contextlib import closing
+from typing import Any
 
+from hexijax.cli import elasticity
 from hexijax.cli.session import (
     SINGLE,
     Session,
     find_plan,
     open_session,
 )
+from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
 from hexijax.job import saving
+from hexijax.job.elastic import Elastic
 from hexijax.job.intake import problem, trace_chain
 from hexijax.job.loop import Diverged, Loop
 from hexijax.job.machine import Machine, make_machine
 from hexijax.job.screen import Screen
+from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.report import Meter, Metrics, RunFolder
 from hexijax.report.explain import brief
@@ -37,7 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
         _check_gpu()
-    experiment = session.experiment
+    experiment, members = session.experiment, None
+    if arguments.elastic is not None:
+        members = elasticity.members(arguments.elastic, session.cluster, arguments.plan)
+        session = dataclasses.replace(session, cluster=members.cluster())
     resumed = None
     if arguments.resume is not None:
         run_name = arguments.resume or None
@@ -56,53 +67,125 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             )
         )
-    machine = make_machine(
-        experiment,
-        session.cluster,
-        chain,
-        plan,
-        emulate=arguments.emulate,
-        progress=screen.compiling,
-    )
-    machine.engine.init()
+    with contextlib.ExitStack() as stack:
+        job: Elastic | Fixed
+        if members is not None:
+            job = stack.enter_context(
+                elasticity.elastic_job(
+                    experiment,
+                    chain,
+                    members,
+                    emulate=arguments.emulate,
+                    say=screen.say,
+                    progress=screen.compiling,
+                )
+            )
+            job.begin(plan)
+        else:
+            machine = make_machine(
+                experiment,
+                session.cluster,
+                chain,
+                plan,
+                emulate=arguments.emulate,
+                progress=screen.compiling,
+            )
+            job = Fixed(machine=machine, plan=plan, cluster=session.cluster)
+        return _train(arguments, session, choices, screen, chain, job, resumed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """A job under one plan."""
+
+    machine: Machine
+    """Its engine."""
+
+    plan: Plan | None
+    """None: the plain program."""
+
+    cluster: Cluster
+    """Where."""
+
+    @property
+    def engine(self) -> Any:
+        """The machine's."""
+        return self.machine.engine
+
+
+def _train(
+    arguments: argparse.Namespace,
+    session: Session,
+    choices: saving.Choices,
+    screen: Screen,
+    chain: Chain,
+    job: Elastic | Fixed,
+    resumed: RunFolder | None,
+) -> int:
+    """The steps, and what they leave. No machine of an elastic job is held here."""
+    experiment = session.experiment
+    job.engine.init()
     batches = experiment.data.batches(experiment.batch_size)
-    start = _resume(resumed, machine, experiment, batches, screen) if resumed else 0
+    start = _resume(resumed, job.engine, experiment, batches, screen) if resumed else 0
     fingerprint = experiment.data.fingerprint()
     folder = resumed or RunFolder.new(arguments.out, experiment.name)
-    if plan:
-        saving.write_plan(folder, plan, session.cluster, chain, experiment)
+    if job.plan:
+        saving.write_plan(folder, job.plan, job.cluster, chain, experiment)
         if not arguments.emulate:  # stand-ins compile to other programs
-            saving.write_temps(folder, machine)
+            saving.write_temps(folder, job.machine)
     tiers = choices.tiers(folder)
     saver = None
     if not arguments.no_save:
         shared = {**saving.facts(experiment, chain), "data": fingerprint}
         saver = saving.saver(
-            folder, machine.engine, shared, tiers, plan=plan, tell=screen.say
+            folder, job.engine, shared, tiers, plan=job.plan, tell=screen.say
         )
     meter = Meter(
         tokens_per_step=float(experiment.batch_size * experiment.tokens_per_sample),
-        flops_per_step=machine.flops_per_step,
-        peak_flops_per_s=machine.peak_flops_per_s,
+        flops_per_step=job.machine.flops_per_step,
+        peak_flops_per_s=job.machine.peak_flops_per_s,
     )
     with closing(Metrics(folder.metrics, continue_at=start)) as metrics:
-        loop = Loop(
-            engine=machine.engine,
-            experiment=experiment,
-            batches=batches,
-            meter=meter,
-            screen=screen,
-            write=metrics.write,
-            save=saving.during(saver, experiment.steps, batches.get_state, metrics)
-            if saver
-            else None,
-            due=saver.due if saver else None,
-        )
+        stop = threading.Event()
+
+        def make_loop() -> Loop:
+            return Loop(
+                engine=job.engine,
+                experiment=experiment,
+                batches=batches,
+                meter=meter,
+                screen=screen,
+                write=metrics.write,
+                save=saving.during(saver, experiment.steps, batches.get_state, metrics)
+                if saver
+                else None,
+                due=saver.due if saver else None,
+                stop=stop,
+            )
+
+        def anew(elastic: Elastic) -> Loop:
+            """For the plan of now."""
+            meter.peak_flops_per_s = elastic.machine.peak_flops_per_s
+            if elastic.changes:
+                saving.write_plan(
+                    folder, elastic.plan, elastic.cluster, chain, experiment
+                )
+            if saver:
+                saver.plan = saving.plan_text(elastic.plan, elastic.engine)
+            return make_loop()
+
         status = "failed"
         try:
-            finished = loop.run(start)
-            if saver:
-                saver.close(loop.done)
+            if isinstance(job, Elastic):
+                with elasticity.watched(job, folder, saver, stop.set, screen.say):
+                    finished = job.run(anew, batches, metrics.go_back, start)
+                    if saver:
+                        saver.close(job.done)
+            else:
+                loop = make_loop()
+                finished = loop.run(start)
+                if saver:
+                    saver.close(loop.done)
             status = "done" if finished else "interrupted"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -113,11 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
             return DIVERGED
         finally:
             screen.close()
-            screen.say(
-                _report(
-                    arguments, folder, session, plan, machine, metrics, meter, status
-                )
-            )
+            screen.say(_report(arguments, folder, session, job, metrics, meter, status))
     return 0 if status == "done" else INTERRUPTED
 
 
@@ -154,7 +233,7 @@ def _check_gpu() -> None:
 
 def _resume(
     folder: RunFolder,
-    machine: Machine,
+    engine: Any,
     experiment: Experiment,
     batches: BatchIterator,
     screen: Screen,
@@ -162,7 +241,7 @@ def _resume(
     """Puts engine and data where the run was saved; returns the steps done."""
     restored = saving.restore(
         folder,
-        machine.engine,
+        engine,
         {**saving.facts(experiment), "data": experiment.data.fingerprint()},
         screen.say,
     )
@@ -196,8 +275,7 @@ def _report(
     arguments: argparse.Namespace,
     folder: RunFolder,
     session: Session,
-    plan: Plan | None,
-    machine: Machine,
+    job: Elastic | Fixed,
     metrics: Metrics,
     meter: Meter,
     status: str,
@@ -208,10 +286,10 @@ def _report(
         status=status,
         metrics=metrics,
         meter=meter,
-        plan=plan,
-        cluster=session.cluster,
-        devices=machine.devices,
-        peak_bytes_by_device=machine.engine.peak_bytes_by_device(),
+        plan=job.plan,
+        cluster=job.cluster,
+        devices=job.machine.devices,
+        peak_bytes_by_device=job.machine.engine.peak_bytes_by_device(),
         data=_fingerprints(session.experiment),
     )
     write_json(folder.report, report)

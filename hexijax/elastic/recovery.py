@@ -38,6 +38,11 @@ class Kept:
     sources: Sequence[Source]
     """Which can be read now."""
 
+    def without(self, nodes: Collection[str]) -> "Kept":
+        """What is left of it when nodes are lost."""
+        left = [source for source in self.sources if source.node not in nodes]
+        return dataclasses.replace(self, sources=left)
+
 
 class Store(Protocol):
     """Where steps are kept: tiers, copies on neighbours."""

@@ -8,9 +8,8 @@ they held comes from a save, so that a run may go back some steps. A node that j
 leaves with notice or has become slow costs no step: all state is read where it lies.
 """
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hexijax.checkpoint.assign import load_solver
@@ -26,20 +25,20 @@ from hexijax.elastic import (
     losses,
     lost,
 )
+from hexijax.elastic.change import Change
 from hexijax.elastic.probe import silent
 from hexijax.elastic.recovery import Kept, Recovered, Store, between, held, recover
 from hexijax.elastic.timing import expected_s, measured_step, nodes_of
 from hexijax.experiment import Batch, BatchIterator, Experiment
+from hexijax.job.current import Current
 from hexijax.job.loop import Loop, Result
 from hexijax.job.machine import Machine, Progress, make_machine
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
-from hexijax.runtime.results import Sums
 
 if TYPE_CHECKING:
     import jax
 
-    from hexijax.runtime.engine import Engine
 
 FIRST_COST_S = 30.0
 """What moving over is taken to cost before it has been done."""
@@ -50,53 +49,6 @@ MEASURE_EVERY = 50
 
 class LostError(Exception):
     """A step's numbers lie on a device that is lost."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """A re-plan, as it was done."""
-
-    events: tuple[Event, ...]
-    """What made it necessary, or worth it."""
-
-    done: int
-    """Steps that were done then."""
-
-    recovered: Recovered
-    """Where it goes on, and what was moved."""
-
-    detect_s: float
-    """From the first event being told to this beginning."""
-
-    plan_s: float
-    """For the plan, or for waiting until it was there."""
-
-    ahead: bool
-    """The plan had been asked for before it was needed."""
-
-    compile_s: float
-    """For the new engine."""
-
-    move_s: float
-    """For the state."""
-
-    @property
-    def total_s(self) -> float:
-        """From the event to the first new step's dispatch."""
-        return self.detect_s + self.plan_s + self.compile_s + self.move_s
-
-    def lines(self) -> list[str]:
-        """For people."""
-        again = self.done - self.recovered.step
-        back = f", {again} of them again" * bool(again)
-        return [
-            *self.recovered.passed_over,
-            f"after step {self.done}: {', '.join(map(str, self.events))}; the run goes "
-            f"on from step {self.recovered.step}{back}",
-            f"  noticed in {self.detect_s:.2f} s, planned in {self.plan_s:.2f} s"
-            f"{' (ahead)' * self.ahead}, compiled in {self.compile_s:.2f} s, moved in "
-            f"{self.move_s:.2f} s: {self.recovered.moved}",
-        ]
 
 
 class Elastic:
@@ -135,8 +87,9 @@ class Elastic:
         """
         self._experiment, self._chain = experiment, chain
         self.members, self._ahead = members, ahead
-        self._devices, self._stores = dict(devices), tuple(stores)
-        self._replans, self._roll = replans or Replans(), roll
+        self.devices, self._replans = dict(devices), replans or Replans()
+        self.stores: Iterable[Store] = tuple(stores)
+        self.roll = roll
         self._emulate, self._say, self._progress = emulate, say, progress
         self._measure_every = measure_every
         self._node_of = {x: name.rpartition("/")[0] for name, x in devices.items()}
@@ -145,6 +98,10 @@ class Elastic:
         self._pending: tuple[Event, ...] = ()
         self.changes: list[Change] = []
         """Re-plans so far."""
+        self.engine = Current(self)
+        """That of now."""
+        self.done = 0
+        """Steps done when the run ended."""
         self.machine: Machine
         self.plan: Plan
         self.cluster: Cluster
@@ -181,11 +138,12 @@ class Elastic:
         """
         while True:
             loop = make_loop(self)
-            loop.engine, loop.pause = _Alive(self), self._pause
+            loop.engine, loop.pause = self.engine, self._pause
             loop.save = loop.save and self._guarded(loop.save)
             whole = True
             try:
                 finished = loop.run(start)
+                self.done = loop.done
                 if not loop.paused:
                     return finished
             except LostError:
@@ -201,8 +159,8 @@ class Elastic:
 
     def _pause(self, done: int) -> bool:
         """Whether the run must, or should, plan again now."""
-        if self._roll is not None:
-            self._roll.look()
+        if self.roll is not None:
+            self.roll.look()
         if not self._pending and not self.members.changed.is_set():
             return False
         events = self.members.take()
@@ -239,7 +197,7 @@ class Elastic:
 
     def _forget(self, events: Iterable[Event]) -> None:
         for node in lost(events):
-            for store in self._stores:
+            for store in self.stores:
                 store.forget(node)
 
     def _guarded(self, save: Callable[[int], None]) -> Callable[[int], None]:
@@ -279,7 +237,7 @@ class Elastic:
         live: list[Kept] = []
         if whole:
             nodes = set(self.members.present) - gone
-            live = _live(self.machine.engine, self._node_of, nodes, done, batches)
+            live = self._live(nodes, done, batches.get_state())
         del self.machine  # its memory is needed
         self._pending, recovered = (), None
         plan_s = compile_s = move_s = 0.0
@@ -299,7 +257,7 @@ class Elastic:
                 # One of those just planned for goes too: once more, without it.
                 events, recovered = (*events, *self._pending), None
                 gone |= lost(self._pending)
-                live = [_without(kept, gone) for kept in live]
+                live = [kept.without(gone) for kept in live]
                 self._pending = ()
         batches.set_state(recovered.data_state)
         change = Change(
@@ -320,6 +278,14 @@ class Elastic:
         self._prepare()
         return recovered.step
 
+    def _live(self, nodes: Collection[str], done: int, data_state: Any) -> list[Kept]:
+        """What the engine holds on some nodes; nothing, where that cannot be read."""
+        try:
+            sources = held(self.engine, self._node_of, nodes)
+        except RuntimeError:  # of JAX: a device failed under it
+            return []
+        return [Kept(step=done, data_state=data_state, sources=sources)]
+
     def _meanwhile(self) -> bool:
         """Whether something has happened that forces another plan; what does not
         waits for the next step."""
@@ -329,7 +295,7 @@ class Elastic:
         return self._forced()
 
     def _recover(self, live: Iterable[Kept]) -> Recovered:
-        stored = [kept for store in self._stores for kept in store.kept()]
+        stored = [kept for store in self.stores for kept in store.kept()]
         return recover(
             self.machine.engine,
             [*live, *stored],
@@ -344,7 +310,7 @@ class Elastic:
             self._chain,
             plan,
             emulate=self._emulate,
-            devices={d.name: self._devices[d.name] for d in cluster.devices},
+            devices={d.name: self.devices[d.name] for d in cluster.devices},
             progress=self._progress,
         )
         self.cluster, self.plan = cluster, plan
@@ -390,47 +356,6 @@ class Elastic:
             for device in array.sharding.device_set:
                 if self._node_of.get(device) not in present:
                     raise LostError(f"numbers of a step lie on {device}")
-
-
-class _Alive:
-    """The engine of now, as a loop sees it."""
-
-    def __init__(self, elastic: Elastic):
-        self._elastic = elastic
-
-    def step(self, batch: Batch, step: int) -> Result:
-        """See ``Trainee``."""
-        result: Any = self._elastic.step(batch, step)
-
-        def fetch() -> dict[str, float]:
-            self._elastic.check_readable(result.reads)
-            return result.fetch()
-
-        return dataclasses.replace(result, fetch=fetch)
-
-    def sums(self, batch: Batch, number: int) -> Sums:
-        """See ``Evaluator``."""
-        return self._elastic.machine.engine.sums(batch, number)
-
-
-def _live(
-    engine: "Engine | Any",
-    node_of: "Mapping[jax.Device, str]",
-    nodes: Iterable[str],
-    done: int,
-    batches: BatchIterator,
-) -> list[Kept]:
-    """What an engine holds on some nodes; nothing, where that cannot be read."""
-    try:
-        sources = held(engine, node_of, set(nodes))
-    except RuntimeError:  # of JAX: a device failed under it
-        return []
-    return [Kept(step=done, data_state=batches.get_state(), sources=sources)]
-
-
-def _without(kept: Kept, gone: Iterable[str]) -> Kept:
-    left = [source for source in kept.sources if source.node not in set(gone)]
-    return dataclasses.replace(kept, sources=left)
 
 
 def _step_s(plan: Plan) -> float:
