@@ -97,7 +97,8 @@ class Judge:
         )
 
     def step_s(self, plan: Plan) -> float:
-        """Seconds of a step, simulated."""
+        """Seconds of a step, simulated; what was predicted before changes nothing."""
+        plan = _bare(plan)
         if plan not in self._steps_s:
             timeline = self.timeline(plan, events=False)
             self._steps_s[plan] = timeline.step_s
@@ -108,7 +109,7 @@ class Judge:
     def cost(self, plan: Plan) -> float:
         """What the objective counts, simulated; the step's seconds as a rule."""
         self.step_s(plan)
-        return self._costs[plan]
+        return self._costs[_bare(plan)]
 
     def predicted(self, plan: Plan) -> Plan | None:
         """The plan with its prediction, or None where a device would overflow."""
@@ -118,3 +119,10 @@ class Judge:
             step_s=self.step_s(plan), memory_bytes=self.memory_bytes(plan)
         )
         return dataclasses.replace(plan, prediction=prediction)
+
+
+def _bare(plan: Plan) -> Plan:
+    """The plan without its prediction."""
+    if plan.prediction is None:
+        return plan
+    return dataclasses.replace(plan, prediction=None)
