@@ -102,7 +102,10 @@ class LayerArrays:
         self.handed_FS = _span_sums(self.handed_L)
         self.working_FS = _span_max(self.working_L)
         self.most_entering_FS = _span_max(self.enter_S[:-1])
-        self.edges_FS = self.enter_S[:-1, None] + self.enter_S[None, :]
+        self.left_FS, self.right_FS = np.broadcast_arrays(
+            self.enter_S[:-1, None], self.enter_S[None, :]
+        )
+        self.edges_FS = self.left_FS + self.right_FS
         self.seconds_FS = _span_sums(self.seconds_L)
         self.kept_PS = _sums(self.kept_PL)
         self.entering_FS = _span_sums(self.enter_S[:-1])
@@ -118,7 +121,6 @@ class LayerArrays:
         self.second_is_quicker = len(remat) > 1 and bool(
             (self.added_s_PL[1] < self.added_s_PL[0]).any()
         )
-        self._set_most()
         self.known: dict[object, object] = {}
         """What was reckoned of them before."""
 
@@ -129,19 +131,6 @@ class LayerArrays:
         self.apart_PS = _sums(self.apart_PL)
         last = (self.joined_PL + self.part_PL)[:, -1].max()
         self.last_bytes = self.temp_factor * float(last)
-
-    def _set_most(self) -> None:
-        """Of the whole chain, for ``all_fits``."""
-        self.all_params = float(self.params_L.sum())
-        self.all_whole_params = float(self.whole_params_L.sum())
-        self.all_held = float(self.held_L.sum())
-        self.all_kept = float(self.kept_PL[0].sum())
-        self.all_handed = float(self.handed_L.sum())
-        self.most_params = float(self.params_L.max())
-        self.most_entering = float(self.enter_S.max())
-        within = float(self.trained_L.sum()) + float(self.working_L.max())
-        within += float(self.early_L.sum())
-        self.all_within = self.temp_factor * within + self.scratch_bytes
 
     def _use_working(
         self,

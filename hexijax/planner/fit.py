@@ -13,17 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from hexijax.cluster import Cluster
-from hexijax.costs.activations import (
-    Waiting,
-    enter_bytes,
-    handed_microbatches,
-    live_microbatches,
-    makes_room,
-)
+from hexijax.costs.activations import enter_bytes
 from hexijax.costs.compute import layer_times, missing_times
 from hexijax.layers.chain import Chain, Remat
-from hexijax.plan.plan import Replica, Schedule, Stage
-from hexijax.planner.arrays import LayerArrays
+from hexijax.plan.plan import Schedule, Stage
 from hexijax.planner.batches import BatchOption
 from hexijax.planner.border import Border, Borders
 from hexijax.planner.layers import Span, split_layers
@@ -34,8 +27,8 @@ from hexijax.planner.pace import pipeline_s
 from hexijax.planner.regime import PLAIN, Regime
 from hexijax.planner.segments import segments
 from hexijax.planner.sizes import lane_sizes
-from hexijax.planner.spans import SpanTable, span_tables
-from hexijax.planner.terms import Asked, Held, Load, all_fits
+from hexijax.planner.spans import SpanTable
+from hexijax.planner.tables import Known, Setting, Tables
 
 SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
@@ -54,10 +47,6 @@ NO_GAIN = 0.01
 
 TOGETHER = 4
 """Sizes whose tables are made at once."""
-
-MOST_TABLE_BYTES = 2**30
-"""Tables that are kept; a search of hundreds of devices and a hundred layers would make
-twenty times as many, of which few are asked for twice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,30 +75,6 @@ class Fitted:
     """Its pace under eager 1F1B, were there room."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What the replicas of one layout have in common."""
-
-    batch_size: int
-    """Of the whole step."""
-
-    elsewhere: float
-    """Devices over which each parameter's state is spread, beside a stage's own."""
-
-    members: int
-    """Stages over which each gradient is summed, one a replica."""
-
-    per_segment: int | None
-    """Most layers of a segment."""
-
-    budget_share: float = 1.0
-    """Of usable memory; below 1 where a first plan promised too much."""
-
-
-_Key = tuple[int, int, int, Setting, Held]
-"""Of a table: shape of the mesh, samples of a lane, stages that share its devices."""
-
-
 class Fitter:
     """Fits replicas of one chain to meshes of one cluster."""
 
@@ -121,6 +86,7 @@ class Fitter:
         *,
         coarse: bool = False,
         regime: Regime = PLAIN,
+        known: Known | None = None,
     ) -> None:
         self._coarse, self._regime = coarse, regime
         self._chain = chain
@@ -129,15 +95,13 @@ class Fitter:
         self._schedule = options.schedule or Schedule.ONE_F_ONE_B
         self.network = Network(cluster)
         self._crossings = Borders(cluster, self.network)
-        self.arrays: dict[tuple[int, int], LayerArrays] = {}
-        """By shape of mesh and samples of a lane, whatever the schedule."""
-        self._tables: dict[_Key, SpanTable] = {}
-        self._made: dict[object, SpanTable] = {}
-        self._table_bytes = 0
-        self._helds: dict[tuple[int, int, int], list[Held]] = {}
+        self.known = known or Known(chain, options)
+        """What another may share, whatever its schedule."""
+        self._tables = Tables(self.known, options, self._schedule, regime)
         self._bounds: dict[object, float] = {}
-        self._splits: dict[object, tuple[Span, ...] | None] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
+        self._free: dict[object, tuple[Fitted, ...]] = {}
+        """Those that memory does not limit, whatever the setting."""
         self._priced: dict[int, bool] = {}
         self._borders: dict[object, Border] = {}
         self._links: dict[object, int] = {}
@@ -180,10 +144,9 @@ class Fitter:
         if cap is not None:
             counts = [c for c in counts if c * step // least <= cap]
         for i, count in enumerate(counts):
-            if i % TOGETHER == 0:
-                sizes = [c * step for c in counts[i : i + TOGETHER]]
-                self._prepare([*meshes] * self.rounds(meshes), sizes, setting)
-            found = self.fit(meshes, count * step, setting, own_split)
+            until = i - i % TOGETHER + TOGETHER
+            sizes = [c * step for c in counts[i:until]]
+            found = self.fit(meshes, sizes, setting, own_split)
             if not found:
                 break  # nor would a larger one
             yield from found
@@ -196,13 +159,34 @@ class Fitter:
     def fit(
         self,
         meshes: Sequence[Mesh],
-        size: int,
+        sizes: Sequence[int],
         setting: Setting,
         own_split: tuple[int, ...] | None = None,
-    ) -> list[Fitted]:
-        """The best stages on these meshes, in this order, for one size."""
-        meshes = [*meshes] * self.rounds(meshes)
-        tables = self.tables(meshes, size, setting)
+    ) -> tuple[Fitted, ...]:
+        """The best stages on these meshes, in this order, for the first of some sizes.
+
+        Tables of all of them are made at once.
+        """
+        meshes, size = [*meshes] * self.rounds(meshes), sizes[0]
+        links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
+        key = (self._tables.free_keys(meshes, size, setting), links, own_split)
+        if key not in self._free:
+            tables = self._tables.unlimited(meshes, sizes, setting)
+            self._free[key] = self._split(meshes, tables, size, own_split)
+        free = self._free[key]
+        if all(self._tables.fits(meshes, size, setting, f.spans) for f in free):
+            return free
+        tables = self._tables.limited(meshes, sizes, setting)
+        return self._split(meshes, tables, size, own_split)
+
+    def _split(
+        self,
+        meshes: Sequence[Mesh],
+        tables: Sequence[SpanTable],
+        size: int,
+        own_split: tuple[int, ...] | None,
+    ) -> tuple[Fitted, ...]:
+        """The layers split over stages by tables of theirs; none where none fits."""
         unlike = len({mesh.shape_id for mesh in meshes}) > 1 and own_split is None
         found: dict[tuple[Span, ...], Fitted] = {}
         for slack in SLACKS if unlike else SLACKS[:1]:
@@ -211,7 +195,7 @@ class Fitter:
                 break
             if spans not in found:
                 found[spans] = self._fitted(meshes, tables, spans, size)
-        return [*found.values()]
+        return tuple(found.values())
 
     def _fitted(
         self,
@@ -281,122 +265,6 @@ class Fitter:
         interleaved = self._schedule is Schedule.INTERLEAVED
         return self._options.rounds if interleaved else self._regime.rounds
 
-    def tables(
-        self, meshes: Sequence[Mesh], size: int, setting: Setting
-    ) -> list[SpanTable]:
-        """What runs of layers cost on each stage's mesh."""
-        self._prepare(meshes, (size,), setting)
-        return [self._tables[key] for key in self._keys(meshes, size, setting)]
-
-    def _keys(
-        self, meshes: Sequence[Mesh], size: int, setting: Setting
-    ) -> Iterator[_Key]:
-        """Of each stage's table."""
-        most = -(-setting.batch_size // size)
-        sharing = len(meshes) // len({mesh.devices for mesh in meshes})
-        held = self._held(meshes, most, sharing)
-        for mesh, waits in zip(meshes, held, strict=True):
-            yield (mesh.shape_id, size // mesh.shape.lanes, sharing, setting, waits)
-
-    def _prepare(
-        self, meshes: Sequence[Mesh], sizes: Sequence[int], setting: Setting
-    ) -> None:
-        """Makes the tables that are missing, of all stages and sizes together."""
-        missing: dict[_Key, Mesh] = {}
-        for size in sizes:
-            for key, mesh in zip(
-                self._keys(meshes, size, setting), meshes, strict=True
-            ):
-                if key not in self._tables:
-                    missing.setdefault(key, mesh)
-        if not missing:
-            return
-        if self._table_bytes > MOST_TABLE_BYTES:
-            self._forget()
-        load = Load(
-            members=setting.members,
-            moments=self._options.moments,
-            per_segment=setting.per_segment,
-            remat=self._options.remat,
-            regime=self._regime,
-        )
-        wanted: dict[object, Asked] = {}
-        free: dict[_Key, object] = {}
-        for key, mesh in missing.items():
-            asked = self._asked(key, mesh, setting)
-            if all_fits(asked, load):  # then nothing depends on how much room there is
-                shape_id, samples, *_, held = key
-                same = (shape_id, samples, setting.per_segment, held.live == 1)
-                free[key] = same
-                if same not in self._made:
-                    wanted.setdefault(same, asked)
-            else:
-                wanted[key] = asked
-        made = span_tables(load, [*wanted.values()])
-        for key, table in zip(wanted, made, strict=True):
-            self._made[key] = table
-            self._table_bytes += table.num_bytes
-        for key in missing:
-            self._tables[key] = self._made[free.get(key, key)]
-
-    def _forget(self) -> None:
-        """All tables, and what they were made of; what was fitted stays."""
-        self._tables.clear()
-        self._made.clear()
-        self._splits.clear()
-        for arrays in self.arrays.values():
-            arrays.known.clear()
-        self._table_bytes = 0
-
-    def _asked(self, key: _Key, mesh: Mesh, setting: Setting) -> Asked:
-        """The table of a key."""
-        shape_id, samples, sharing, _, held = key
-        remat, shape = self._options.remat, mesh.shape
-        if (shape_id, samples) not in self.arrays:
-            arrays = LayerArrays(self._chain, shape, samples, remat)
-            self.arrays[shape_id, samples] = arrays
-        budget_bytes = shape.usable_memory_bytes * setting.budget_share / sharing
-        return Asked(
-            arrays=self.arrays[shape_id, samples],
-            state_devices=shape.num_devices + setting.elsewhere,
-            budget_bytes=int(budget_bytes),
-            held=held,
-            sharing=sharing if self._regime.layered else 1,
-        )
-
-    def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:
-        """What waits in each stage, were all the batch this replica's."""
-        most = min(asked, 4 * len(meshes))  # only these two have more alive at once
-        if self._schedule in (Schedule.GPIPE, Schedule.LAYERED):
-            most = asked
-        key = (len(meshes), most, sharing)
-        if key not in self._helds:
-            replica = Replica(
-                stages=tuple(Stage(devices=m.devices, layers=(0, 1)) for m in meshes),
-                microbatches=most,
-                microbatch_size=1,
-                samples=most,
-            )
-            live = live_microbatches(self._schedule, replica)
-            late = handed_microbatches(self._schedule, replica)
-            alive = list(map(_rounded, live))
-            self._helds[key] = [
-                Held(
-                    live=alive[s],
-                    handed=late[s],
-                    waiting=self._waiting(replica, alive, s),
-                )
-                for s in range(len(alive))
-            ]
-        return self._helds[key]
-
-    def _waiting(self, replica: Replica, alive: Sequence[int], s: int) -> Waiting:
-        """Where another stage makes room for cotangents, none: borders are alike."""
-        waiting = Waiting.of(alive, s)
-        if makes_room(self._schedule, replica, s) is None:
-            return waiting
-        return dataclasses.replace(waiting, right=0)
-
     def _spans(
         self,
         tables: Sequence[SpanTable],
@@ -411,11 +279,8 @@ class Fitter:
                 for table, span in zip(tables, spans, strict=True)
             )
             return spans if fits else None
-        key = (*map(id, tables), slack)  # forgotten together
-        if key not in self._splits:
-            costs: list[np.ndarray] = [table.seconds_FS for table in tables]
-            self._splits[key] = split_layers(costs, slack)
-        return self._splits[key]
+        costs: list[np.ndarray] = [table.seconds_FS for table in tables]
+        return split_layers(costs, slack)
 
     def _border(self, a: Mesh, b: Mesh, num_bytes: int) -> Border:
         """Where two stages meet, equal ones once."""
@@ -457,12 +322,6 @@ def _ways(
         for border, ways in zip(borders, taken, strict=True)
     ]
     return borders_s, max(ways_s.values(), default=0.0)
-
-
-def _rounded(live: int) -> int:
-    """Up to an eighth more, so that the stages of long pipelines share tables."""
-    step = 1 << max(0, live.bit_length() - 4)
-    return -(-live // step) * step
 
 
 def stages(

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from ortools.sat.python import cp_model
 
 from hexijax.planner.batches import BatchOption
-from hexijax.planner.fit import Fitter, Setting
+from hexijax.planner.fit import Fitter
 from hexijax.planner.forms import Form, Forms, Slot, demand, form_size, scales
 from hexijax.planner.mesh import Layout
+from hexijax.planner.tables import Setting
 
 EFFORT = 0.5
 """Deterministic solver seconds of one program; sizes here need a hundredth."""

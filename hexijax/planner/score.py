@@ -20,7 +20,7 @@ from hexijax.planner.after import After
 from hexijax.planner.batches import BatchShare, end_s, split_batch
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
-from hexijax.planner.fit import Fitted, Fitter, Setting, stages
+from hexijax.planner.fit import Fitted, Fitter, stages
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
@@ -31,6 +31,7 @@ from hexijax.planner.segments import (
     num_segments,
     shorter,
 )
+from hexijax.planner.tables import Known, Setting
 from hexijax.planner.whole_batches import split_whole
 
 ROOMY = 1.1
@@ -78,11 +79,14 @@ class Scorer:
         *,
         stateless: bool = False,
         regime: Regime = PLAIN,
+        known: Known | None = None,
     ) -> None:
         """``stateless``: no state counts; where it goes is settled afterwards."""
         coarse = len(cluster.devices) > FINE_DEVICES
         options = regime.options(options)
-        self.fitter = Fitter(chain, cluster, options, coarse=coarse, regime=regime)
+        self.fitter = Fitter(
+            chain, cluster, options, coarse=coarse, regime=regime, known=known
+        )
         self.regime = regime
         self.count = 0
         self._chain = chain
@@ -104,16 +108,15 @@ class Scorer:
         regime: Regime = PLAIN,
     ) -> "Scorer":
         """The same under options that differ in schedule or segments only."""
-        scorer = Scorer(
+        return Scorer(
             self._chain,
             self._cluster,
             self._batch_size,
             options,
             stateless=stateless,
             regime=regime,
+            known=self.fitter.known,
         )
-        scorer.fitter.arrays = self.fitter.arrays
-        return scorer
 
     def score(
         self, layout: Layout, budget_share: float = 1.0, most_samples: int | None = None

@@ -14,11 +14,19 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import Remat
-from hexijax.planner.terms import Asked, Fixed, Load
+from hexijax.planner.arrays import LayerArrays
+from hexijax.planner.terms import (
+    Asked,
+    Fixed,
+    Load,
+    is_joined,
+    kept_name,
+    segments_FS,
+)
 
 ALL, LAST = slice(None), slice(-1, None)
 """Stops: every one, the loss."""
@@ -68,48 +76,70 @@ def span_tables(load: Load, asked: Sequence[Asked]) -> list[SpanTable]:
     """Tables of a chain's stages, together: numpy's calls cost more than their sums."""
     if not asked:
         return []
-    made = _Tables(load, asked)
-    return [
-        SpanTable(
-            seconds_FS=made.seconds_KFS[k],
-            policy_FS=made.policy_KFS[k],
-            count_FS=made.count_KFS[k],
-            params_FS=asked[k].arrays.params_FS,
-            policies=load.remat,
-        )
-        for k in range(len(asked))
-    ]
+    arrays = [a.arrays for a in asked]
+    joined = [is_joined(a.held, load.regime) for a in asked]
+    made = _Tables(arrays, joined, load.per_segment, load.remat)
+    made.limit(load, asked)
+    return made.tables()
+
+
+def unlimited_tables(
+    arrays: Sequence[LayerArrays],
+    joined: Sequence[bool],
+    per_segment: int | None,
+    remat: tuple[Remat, ...],
+) -> list[SpanTable]:
+    """The same where memory is no limit.
+
+    Args:
+      arrays: of each table's mesh and size.
+      joined: of each, whether the loss's segment runs both ways at once.
+      per_segment: most layers of a segment.
+      remat: policies to choose from.
+    """
+    return _Tables(arrays, joined, per_segment, remat).tables()
 
 
 class _Tables:
     """The arrays of K tables."""
 
-    def __init__(self, load: Load, asked: Sequence[Asked]) -> None:
-        self._arrays, self._remat = [a.arrays for a in asked], load.remat
+    def __init__(
+        self,
+        arrays: Sequence[LayerArrays],
+        joined: Sequence[bool],
+        per_segment: int | None,
+        remat: tuple[Remat, ...],
+    ) -> None:
+        self._arrays, self._remat = arrays, remat
         self._stacks: dict[tuple[str, int], np.ndarray] = {}
-        self._length_FS = asked[0].arrays.length_FS
-        fixed = [Fixed.of(arrays, load) for arrays in self._arrays]
-        rooms = [
-            a.budget_bytes - f.bytes_FS(a) for a, f in zip(asked, fixed, strict=True)
-        ]
-        self._room_KFS = np.stack(rooms)
-        self._live_K = np.array([a.held.live for a in asked])[:, None, None]
-        # Runs up to the loss that are one segment: both ways in one program.
-        segments_KFS = np.stack([f.segments_FS for f in fixed])
-        layered = load.regime.layered
-        joined_K1 = (self._live_K[:, 0] == 1) | layered
-        self._one_KF = (segments_KFS[..., -1] == 1) & joined_K1
-        self._any_one = bool(self._one_KF.any())
-        # Of longer ones the last segment is.
-        self._ends_K1 = joined_K1
-        self._kept = "apart_PS" if layered and load.per_segment == 1 else "kept_PS"
-        self._any_ends = bool(self._ends_K1.any())
-        length_F, count_F = self._length_FS[:, -1], fixed[0].segments_FS[:, -1]
+        self._length_FS = np.maximum(arrays[0].length_FS, 0)
+        self._segments_FS = segments_FS(arrays[0], per_segment)
+        # Runs up to the loss that are one segment: both ways in one program; of longer
+        # ones the last segment is.
+        self._ends_K1 = np.array(joined)[:, None]
+        self._one_KF = (self._segments_FS[:, -1] == 1) & self._ends_K1
+        length_F, count_F = self._length_FS[:, -1], self._segments_FS[:, -1]
         self._last_F = np.arange(len(length_F)) + (count_F - 1) * length_F // count_F
-        fits_KFS = self._choose()
-        seconds_KFS = self._quickened(self._seconds(self.policy_KFS, self.count_KFS))
-        seconds_KFS += 2 * CALL_S * segments_KFS
-        self.seconds_KFS = np.where(fits_KFS, seconds_KFS, np.inf)
+        shape = (len(arrays), *self._length_FS.shape)
+        self._policy_KFS = np.zeros(shape, int)
+        self._count_KFS = np.broadcast_to(self._length_FS, shape)
+        self._fits_KFS = self._count_KFS > 0
+
+    def tables(self) -> list[SpanTable]:
+        """Each with its seconds."""
+        chosen_s = self._seconds(self._policy_KFS, self._count_KFS)
+        seconds_KFS = self._quickened(chosen_s) + 2 * CALL_S * self._segments_FS
+        seconds_KFS[~self._fits_KFS] = np.inf
+        return [
+            SpanTable(
+                seconds_FS=seconds_KFS[k],
+                policy_FS=self._policy_KFS[k],
+                count_FS=self._count_KFS[k],
+                params_FS=arrays.params_FS,
+                policies=self._remat,
+            )
+            for k, arrays in enumerate(self._arrays)
+        ]
 
     def _stacked(self, name: str, policy: int) -> Float[np.ndarray, "tables stops"]:
         if (name, policy) not in self._stacks:
@@ -117,31 +147,37 @@ class _Tables:
             self._stacks[name, policy] = np.stack(rows)
         return self._stacks[name, policy]
 
-    def _choose(self) -> Bool[np.ndarray, "tables layers stops"]:
+    def limit(self, load: Load, asked: Sequence[Asked]) -> None:
         """Sets policy, and how many of the first layers take it; where that fits."""
-        length_FS = np.maximum(self._length_FS, 0)
-        shape = self._room_KFS.shape
-        self.policy_KFS = np.zeros(shape, int)
-        self.count_KFS = np.broadcast_to(length_FS, shape)
-        fits_KFS = self.count_KFS == 0
+        rooms = [a.budget_bytes - Fixed.of(a.arrays, load).bytes_FS(a) for a in asked]
+        room_KFS = np.stack(rooms)
+        live_K = np.array([a.held.live for a in asked])[:, None, None]
+        length_FS = self._length_FS
+        fits_KFS = self._count_KFS == 0
         for policy in range(len(self._remat)):
-            least_KFS = self._least_count(policy)
+            least_KFS = self._least_count(policy, kept_name(load), room_KFS, live_K)
             new_KFS = (least_KFS <= length_FS) & ~fits_KFS
             if policy:
-                self.policy_KFS = np.where(new_KFS, policy, self.policy_KFS)
-                self.count_KFS = np.where(new_KFS, least_KFS, self.count_KFS)
+                self._policy_KFS = np.where(new_KFS, policy, self._policy_KFS)
+                self._count_KFS = np.where(new_KFS, least_KFS, self._count_KFS)
             fits_KFS |= new_KFS
             if fits_KFS.all():
                 break
-        return fits_KFS & (length_FS > 0)
+        self._fits_KFS &= fits_KFS
 
-    def _least_count(self, policy: int) -> Int[np.ndarray, "tables layers stops"]:
+    def _least_count(
+        self,
+        policy: int,
+        kept: str,
+        room_KFS: Float[np.ndarray, "tables layers stops"],
+        live_K: Int[np.ndarray, "tables 1 1"],
+    ) -> Int[np.ndarray, "tables layers stops"]:
         """How many of a run's first layers must take a policy, the rest the one before;
         more than the run has where even all do not fit."""
         earlier = max(policy - 1, 0)
-        kept = (self._stacked(self._kept, policy), self._stacked(self._kept, earlier))
-        least_KFS = _least(*kept, self._room_KFS / self._live_K)
-        if self._any_one:
+        stacks = (self._stacked(kept, policy), self._stacked(kept, earlier))
+        least_KFS = _least(*stacks, room_KFS / live_K)
+        if self._one_KF.any():
             joined = (
                 self._stacked("joined_PS", policy),
                 self._stacked("joined_PS", earlier),
@@ -149,7 +185,7 @@ class _Tables:
             more_KF = self._stacked("more_PF", policy)
             if policy:
                 more_KF = np.maximum(more_KF, self._stacked("more_PF", earlier))
-            room_KF1 = self._room_KFS[..., LAST] - more_KF[..., None]
+            room_KF1 = room_KFS[..., LAST] - more_KF[..., None]
             least_KF = _least(*joined, room_KF1, LAST)[..., 0]
             least_KFS[..., -1] = np.where(self._one_KF, least_KF, least_KFS[..., -1])
         return least_KFS
@@ -165,7 +201,7 @@ class _Tables:
             if policy and not chosen_KFS.any():
                 continue
             added_KFS = self._two_policies("added_s_PS", policy, count_KFS)
-            if self._any_ends:
+            if self._ends_K1.any():
                 saved_KF = self._joined_s(policy, count_KFS[..., -1])
                 added_KFS[..., -1] += np.where(self._ends_K1, saved_KF, 0.0)
             seconds_KFS += np.where(chosen_KFS, added_KFS, 0.0)
@@ -197,17 +233,16 @@ class _Tables:
         """
         if not any(arrays.second_is_quicker for arrays in self._arrays):
             return seconds_KFS
-        length_FS = np.maximum(self._length_FS, 0)
-        count_KFS = np.broadcast_to(length_FS, seconds_KFS.shape).copy()
+        count_KFS = np.broadcast_to(self._length_FS, seconds_KFS.shape).copy()
         num_layers = len(self._last_F)
         last_KF = np.where(self._ends_K1, self._last_F, num_layers)
-        must_KF = np.where(self.policy_KFS[..., -1] == 1, self.count_KFS[..., -1], 0)
+        must_KF = np.where(self._policy_KFS[..., -1] == 1, self._count_KFS[..., -1], 0)
         count_KFS[..., -1] = np.maximum(last_KF - np.arange(num_layers), must_KF)
-        second_KFS = np.ones_like(self.policy_KFS)
+        second_KFS = np.ones_like(self._policy_KFS)
         quick_KFS = self._seconds(second_KFS, count_KFS)
-        gained_KFS = (self.policy_KFS <= 1) & (quick_KFS < seconds_KFS)
-        self.policy_KFS = np.where(gained_KFS, 1, self.policy_KFS)
-        self.count_KFS = np.where(gained_KFS, count_KFS, self.count_KFS)
+        gained_KFS = (self._policy_KFS <= 1) & (quick_KFS < seconds_KFS)
+        self._policy_KFS = np.where(gained_KFS, 1, self._policy_KFS)
+        self._count_KFS = np.where(gained_KFS, count_KFS, self._count_KFS)
         return np.where(gained_KFS, quick_KFS, seconds_KFS)
 
     def _joined_s(

@@ -8,6 +8,7 @@ Arrays: L layers, F first layer, S the one past the last.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -22,6 +23,7 @@ from hexijax.costs.memory import (
 )
 from hexijax.layers.chain import Remat
 from hexijax.planner.arrays import LayerArrays
+from hexijax.planner.layers import Span
 from hexijax.planner.regime import PLAIN, Regime
 from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
 
@@ -80,24 +82,38 @@ class Asked:
     """Stages of the replica on the same devices, one of which computes."""
 
 
-def all_fits(asked: Asked, load: Load) -> bool:
-    """Whether every run of layers fits under the first policy, the whole chain too."""
-    if load.regime.layered:  # tried where memory is short
-        return False
+def is_joined(held: Held, regime: Regime) -> bool:
+    """Whether the loss's segment runs both ways at once, in a stage that holds so."""
+    return held.live == 1 or regime.layered
+
+
+def kept_name(load: Load) -> str:
+    """Of the arrays that say what layers keep; nothing of what enters, where each is a
+    segment."""
+    return "apart_PS" if load.regime.layered and load.per_segment == 1 else "kept_PS"
+
+
+def segments_FS(
+    arrays: LayerArrays, per_segment: int | None
+) -> Int[np.ndarray, "layers stops"]:
+    """Of each run of layers; one where it is empty."""
+    most = per_segment or len(arrays.params_L)
+    return -(-np.maximum(arrays.length_FS, 1) // most)
+
+
+def unlimited_fits(asked: Asked, load: Load, span: Span) -> bool:
+    """Whether a run of layers fits under the first policy."""
+    first, stop = span
     arrays, held = asked.arrays, asked.held
-    params, state_devices = arrays.all_params, asked.state_devices
-    resident = arrays.all_held + params * GRAD_BYTES
-    resident += arrays.all_whole_params * _state_bytes(load) / state_devices
-    home, shard = _flying_bytes(arrays, load)
-    bucket = min(params, max(_bucket_limit(load), arrays.most_params))
-    flying = bucket * (home / state_devices + shard)
-    entering, batch = arrays.most_entering, arrays.batch_bytes
-    depth = held.live * (arrays.all_kept + entering * len(arrays.params_L) + batch)
-    depth += held.handed * (arrays.all_handed + batch)
-    depth += BORDERS_IN_FLIGHT * (2 * entering + batch)
-    waiting = held.waiting
-    depth += (waiting.left + waiting.right) * entering + waiting.batch * batch
-    return resident + flying + depth + arrays.all_within <= asked.budget_bytes
+    fixed = Fixed.of(arrays, load)
+    room_bytes = asked.budget_bytes - fixed.bytes_FS(asked, span)
+    last = stop == len(arrays.params_L)
+    if last and is_joined(held, load.regime) and fixed.segments_FS[span] == 1:
+        kept_S, live = arrays.joined_PS[0], 1
+        room_bytes -= arrays.more_PF[0, first]
+    else:
+        kept_S, live = getattr(arrays, kept_name(load))[0], held.live
+    return bool((kept_S[stop] - kept_S[first]) * live <= room_bytes)
 
 
 def _state_bytes(load: Load) -> int:
@@ -148,13 +164,13 @@ class Fixed:
     @classmethod
     def _plain(cls, arrays: LayerArrays, load: Load) -> "Fixed":
         most = load.per_segment or len(arrays.params_L)
-        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
+        count_FS = segments_FS(arrays, load.per_segment)
         # A bucket's boxes at home, of which no device has more than its whole gradient.
         shared_FS = np.minimum(arrays.params_FS, _bucket_limit(load))
         bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
         home, shard = _flying_bytes(arrays, load)
         return cls(
-            segments_FS=segments_FS,
+            segments_FS=count_FS,
             fixed_FS=arrays.held_FS
             + arrays.params_FS * GRAD_BYTES
             + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
@@ -162,7 +178,7 @@ class Fixed:
             + bucket_FS * shard,
             passing_FS=np.zeros_like(arrays.params_FS),
             homed_FS=arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home,
-            live_FS=segments_FS * arrays.most_entering_FS + arrays.batch_bytes,
+            live_FS=count_FS * arrays.most_entering_FS + arrays.batch_bytes,
             handed_FS=arrays.handed_FS + arrays.batch_bytes,
         )
 
@@ -171,7 +187,7 @@ class Fixed:
         """Where each segment runs all microbatches before the next."""
         regime = load.regime
         most = load.per_segment or len(arrays.params_L)
-        segments_FS = -(-np.maximum(arrays.length_FS, 1) // most)
+        count_FS = segments_FS(arrays, load.per_segment)
         segment_FS = np.minimum(arrays.params_FS, most * arrays.largest_FS)
         bucket_FS = np.minimum(segment_FS, _bucket_limit(load))
         bucket_FS = np.maximum(arrays.largest_FS, bucket_FS)
@@ -196,9 +212,9 @@ class Fixed:
         elif most == 1:
             entering_FS = arrays.entering_FS
         elif load.per_segment is not None:
-            entering_FS = segments_FS * arrays.most_entering_FS
+            entering_FS = count_FS * arrays.most_entering_FS
         return cls(
-            segments_FS=segments_FS,
+            segments_FS=count_FS,
             fixed_FS=fixed_FS,
             passing_FS=passing_FS,
             homed_FS=homed_FS,
@@ -206,19 +222,21 @@ class Fixed:
             handed_FS=arrays.handed_FS + arrays.batch_bytes,
         )
 
-    def bytes_FS(self, asked: Asked) -> Float[np.ndarray, "layers stops"]:
-        """Of a stage, beside what its layers keep."""
+    def bytes_FS(
+        self, asked: Asked, at: Any = ...
+    ) -> Float[np.ndarray, "layers stops"]:
+        """Of a stage, beside what its layers keep; of all runs, or of those ``at``."""
         arrays, held = asked.arrays, asked.held
-        sum_FS = self.fixed_FS + self.homed_FS / asked.state_devices
-        sum_FS += self.passing_FS / asked.sharing
-        sum_FS += held.live * self.live_FS
+        sum_FS = self.fixed_FS[at] + self.homed_FS[at] / asked.state_devices
+        sum_FS += self.passing_FS[at] / asked.sharing
+        sum_FS += held.live * self.live_FS[at]
         if held.handed:
-            sum_FS += held.handed * self.handed_FS
+            sum_FS += held.handed * self.handed_FS[at]
         waiting = held.waiting
         if waiting.left:
-            sum_FS += waiting.left * arrays.enter_S[:-1, None]
+            sum_FS += waiting.left * arrays.left_FS[at]
         if waiting.right:
-            sum_FS += waiting.right * arrays.enter_S[None, :]
+            sum_FS += waiting.right * arrays.right_FS[at]
         sum_FS += waiting.batch * arrays.batch_bytes
         return sum_FS
 
