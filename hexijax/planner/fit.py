@@ -10,8 +10,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import enter_bytes
 from hexijax.costs.compute import layer_times, missing_times
@@ -143,41 +141,48 @@ class Fitter:
         counts = lane_sizes(most, self._options, coarse=self._coarse)
         if cap is not None:
             counts = [c for c in counts if c * step // least <= cap]
+        stages = [*meshes] * self.rounds(meshes)
         for i, count in enumerate(counts):
-            until = i - i % TOGETHER + TOGETHER
+            size, until = count * step, i - i % TOGETHER + TOGETHER
             sizes = [c * step for c in counts[i:until]]
-            found = self.fit(meshes, sizes, setting, own_split)
+            worth_s = cheapest_s * (1 - NO_GAIN) * size
+            found = self._unlimited(stages, sizes, setting, own_split)
+            roomy = all(
+                self._tables.fits(stages, size, setting, f.spans) for f in found
+            )
+            if not roomy:
+                if self._coarse and min(f.option.next_s for f in found) > worth_s:
+                    break  # remat takes more time, and more of it
+                tables = self._tables.limited(stages, sizes[:2], setting)
+                found = self._split(stages, tables, size, own_split)
             if not found:
                 break  # nor would a larger one
             yield from found
-            each_s = min(f.option.next_s for f in found) / (count * step)
-            idle = idle + 1 if each_s > cheapest_s * (1 - NO_GAIN) else 0
-            cheapest_s = min(each_s, cheapest_s)
+            least_s = min(f.option.next_s for f in found)
+            idle = idle + 1 if least_s > worth_s else 0
+            cheapest_s = min(least_s / size, cheapest_s)
+            if idle and not roomy and self._coarse:
+                break
             if idle > (1 if self._coarse else 2) and len(meshes) > 1:
                 break
 
-    def fit(
+    def _unlimited(
         self,
         meshes: Sequence[Mesh],
         sizes: Sequence[int],
         setting: Setting,
-        own_split: tuple[int, ...] | None = None,
+        own_split: tuple[int, ...] | None,
     ) -> tuple[Fitted, ...]:
-        """The best stages on these meshes, in this order, for the first of some sizes.
+        """The best stages for the first of some sizes, were memory no limit.
 
-        Tables of all of them are made at once.
+        Tables of all sizes are made at once.
         """
-        meshes, size = [*meshes] * self.rounds(meshes), sizes[0]
         links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
-        key = (self._tables.free_keys(meshes, size, setting), links, own_split)
+        key = (self._tables.free_keys(meshes, sizes[0], setting), links, own_split)
         if key not in self._free:
             tables = self._tables.unlimited(meshes, sizes, setting)
-            self._free[key] = self._split(meshes, tables, size, own_split)
-        free = self._free[key]
-        if all(self._tables.fits(meshes, size, setting, f.spans) for f in free):
-            return free
-        tables = self._tables.limited(meshes, sizes, setting)
-        return self._split(meshes, tables, size, own_split)
+            self._free[key] = self._split(meshes, tables, sizes[0], own_split)
+        return self._free[key]
 
     def _split(
         self,
@@ -274,13 +279,15 @@ class Fitter:
         if own_split is not None:
             edges = [sum(own_split[:k]) for k in range(len(own_split) + 1)]
             spans = tuple(itertools.pairwise(edges))
-            fits = all(
-                table.seconds(*span) < math.inf
-                for table, span in zip(tables, spans, strict=True)
-            )
-            return spans if fits else None
-        costs: list[np.ndarray] = [table.seconds_FS for table in tables]
-        return split_layers(costs, slack)
+        elif len(tables) == 1:
+            spans = ((0, len(self._chain.layers)),)
+        else:
+            return split_layers([table.seconds_FS for table in tables], slack)
+        fits = all(
+            table.seconds(*span) < math.inf
+            for table, span in zip(tables, spans, strict=True)
+        )
+        return spans if fits else None
 
     def _border(self, a: Mesh, b: Mesh, num_bytes: int) -> Border:
         """Where two stages meet, equal ones once."""

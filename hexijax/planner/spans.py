@@ -28,8 +28,8 @@ from hexijax.planner.terms import (
     segments_FS,
 )
 
-ALL, LAST = slice(None), slice(-1, None)
-"""Stops: every one, the loss."""
+ALL, LAST, FIRST = slice(None), slice(-1, None), slice(1)
+"""Stops, or first layers: every one, the loss, the chain's first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,7 +78,8 @@ def span_tables(load: Load, asked: Sequence[Asked]) -> list[SpanTable]:
         return []
     arrays = [a.arrays for a in asked]
     joined = [is_joined(a.held, load.regime) for a in asked]
-    made = _Tables(arrays, joined, load.per_segment, load.remat)
+    rows = FIRST if all(a.whole for a in asked) else ALL
+    made = _Tables(arrays, joined, load.per_segment, load.remat, rows)
     made.limit(load, asked)
     return made.tables()
 
@@ -109,17 +110,19 @@ class _Tables:
         joined: Sequence[bool],
         per_segment: int | None,
         remat: tuple[Remat, ...],
+        rows: slice = ALL,
     ) -> None:
-        self._arrays, self._remat = arrays, remat
+        self._arrays, self._remat, self._rows = arrays, remat, rows
         self._stacks: dict[tuple[str, int], np.ndarray] = {}
-        self._length_FS = np.maximum(arrays[0].length_FS, 0)
-        self._segments_FS = segments_FS(arrays[0], per_segment)
+        self._first_F = np.arange(len(arrays[0].params_L))[rows]
+        self._length_FS = np.maximum(arrays[0].length_FS[rows], 0)
+        self._segments_FS = segments_FS(arrays[0], per_segment)[rows]
         # Runs up to the loss that are one segment: both ways in one program; of longer
         # ones the last segment is.
         self._ends_K1 = np.array(joined)[:, None]
         self._one_KF = (self._segments_FS[:, -1] == 1) & self._ends_K1
         length_F, count_F = self._length_FS[:, -1], self._segments_FS[:, -1]
-        self._last_F = np.arange(len(length_F)) + (count_F - 1) * length_F // count_F
+        self._last_F = self._first_F + (count_F - 1) * length_F // count_F
         shape = (len(arrays), *self._length_FS.shape)
         self._policy_KFS = np.zeros(shape, int)
         self._count_KFS = np.broadcast_to(self._length_FS, shape)
@@ -149,7 +152,10 @@ class _Tables:
 
     def limit(self, load: Load, asked: Sequence[Asked]) -> None:
         """Sets policy, and how many of the first layers take it; where that fits."""
-        rooms = [a.budget_bytes - Fixed.of(a.arrays, load).bytes_FS(a) for a in asked]
+        rooms = [
+            a.budget_bytes - Fixed.of(a.arrays, load).bytes_FS(a, self._rows)
+            for a in asked
+        ]
         room_KFS = np.stack(rooms)
         live_K = np.array([a.held.live for a in asked])[:, None, None]
         length_FS = self._length_FS
@@ -176,7 +182,8 @@ class _Tables:
         more than the run has where even all do not fit."""
         earlier = max(policy - 1, 0)
         stacks = (self._stacked(kept, policy), self._stacked(kept, earlier))
-        least_KFS = _least(*stacks, room_KFS / live_K)
+        first_F = self._first_F
+        least_KFS = _least(*stacks, first_F, room_KFS / live_K)
         if self._one_KF.any():
             joined = (
                 self._stacked("joined_PS", policy),
@@ -185,8 +192,9 @@ class _Tables:
             more_KF = self._stacked("more_PF", policy)
             if policy:
                 more_KF = np.maximum(more_KF, self._stacked("more_PF", earlier))
+            more_KF = more_KF[:, self._rows]
             room_KF1 = room_KFS[..., LAST] - more_KF[..., None]
-            least_KF = _least(*joined, room_KF1, LAST)[..., 0]
+            least_KF = _least(*joined, first_F, room_KF1, LAST)[..., 0]
             least_KFS[..., -1] = np.where(self._one_KF, least_KF, least_KFS[..., -1])
         return least_KFS
 
@@ -195,7 +203,9 @@ class _Tables:
         policy_KFS: Int[np.ndarray, "tables layers stops"],
         count_KFS: Int[np.ndarray, "tables layers stops"],
     ) -> Float[np.ndarray, "tables layers stops"]:
-        seconds_KFS = np.stack([arrays.seconds_FS for arrays in self._arrays])
+        seconds_KFS = np.stack(
+            [arrays.seconds_FS[self._rows] for arrays in self._arrays]
+        )
         for policy in range(len(self._remat)):
             chosen_KFS = policy_KFS == policy
             if policy and not chosen_KFS.any():
@@ -217,11 +227,10 @@ class _Tables:
         here_KS = self._stacked(name, policy)
         later_KS = self._stacked(name, policy - 1) if policy else here_KS
         num_tables, num_stops = here_KS.shape
-        first_F = np.arange(num_stops - 1)[:, None]
-        middle_KFS = np.minimum(first_F + count_KFS, num_stops - 1)
+        middle_KFS = np.minimum(self._first_F[:, None] + count_KFS, num_stops - 1)
         middle_KFS += (np.arange(num_tables) * num_stops)[:, None, None]
         change_KFS = (here_KS - later_KS).ravel()[middle_KFS]
-        return change_KFS - here_KS[:, :-1, None] + later_KS[:, None, :]
+        return change_KFS - here_KS[:, self._first_F, None] + later_KS[:, None, :]
 
     def _quickened(
         self, seconds_KFS: Float[np.ndarray, "tables layers stops"]
@@ -234,10 +243,10 @@ class _Tables:
         if not any(arrays.second_is_quicker for arrays in self._arrays):
             return seconds_KFS
         count_KFS = np.broadcast_to(self._length_FS, seconds_KFS.shape).copy()
-        num_layers = len(self._last_F)
+        num_layers = len(self._arrays[0].params_L)
         last_KF = np.where(self._ends_K1, self._last_F, num_layers)
         must_KF = np.where(self._policy_KFS[..., -1] == 1, self._count_KFS[..., -1], 0)
-        count_KFS[..., -1] = np.maximum(last_KF - np.arange(num_layers), must_KF)
+        count_KFS[..., -1] = np.maximum(last_KF - self._first_F, must_KF)
         second_KFS = np.ones_like(self._policy_KFS)
         quick_KFS = self._seconds(second_KFS, count_KFS)
         gained_KFS = (self._policy_KFS <= 1) & (quick_KFS < seconds_KFS)
@@ -255,9 +264,8 @@ class _Tables:
             self._stacked("joined_s_PS", p) - self._stacked("added_s_PS", p)
             for p in (policy, earlier)
         )
-        num_layers = len(self._last_F)
-        middle_KF = np.maximum(np.arange(num_layers) + count_KF, self._last_F)
-        middle_KF = np.minimum(middle_KF, num_layers)
+        middle_KF = np.maximum(self._first_F + count_KF, self._last_F)
+        middle_KF = np.minimum(middle_KF, here_KS.shape[1] - 1)
         change_KF = np.take_along_axis(here_KS - later_KS, middle_KF, axis=1)
         return change_KF - here_KS[:, self._last_F] + later_KS[:, -1:]
 
@@ -265,6 +273,7 @@ class _Tables:
 def _least(
     here_KS: Float[np.ndarray, "tables stops"],
     later_KS: Float[np.ndarray, "tables stops"],
+    first_F: Int[np.ndarray, " layers"],
     room_KFX: Float[np.ndarray, "tables layers stops"],
     stops: slice = ALL,
 ) -> Int[np.ndarray, "tables layers stops"]:
@@ -274,8 +283,8 @@ def _least(
     policy saves answers all runs.
     """
     saved_KS = later_KS - here_KS
-    asked_KFX = later_KS[:, None, stops] - here_KS[:, :-1, None] - room_KFX
+    asked_KFX = later_KS[:, None, stops] - here_KS[:, first_F, None] - room_KFX
     middle_KFX = np.stack(
         [s.searchsorted(a) for s, a in zip(saved_KS, asked_KFX, strict=True)]
     )
-    return np.maximum(middle_KFX - np.arange(here_KS.shape[1] - 1)[:, None], 0)
+    return np.maximum(middle_KFX - first_F[:, None], 0)

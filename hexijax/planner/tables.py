@@ -56,8 +56,9 @@ FreeKey = tuple[int, int, int | None, bool]
 """Of a table without limits: shape of the mesh, samples of a lane, most layers of a
 segment, whether the loss's runs both ways at once."""
 
-LimitedKey = tuple[int, int, int, Setting, Held, Regime]
-"""Of one with: shape of the mesh, samples of a lane, stages that share its devices."""
+LimitedKey = tuple[int, int, bool, int, Setting, Held, Regime]
+"""Of one with: shape of the mesh, samples of a lane, whether the stage is all of its
+replica, stages that share its devices."""
 
 Key = TypeVar("Key", FreeKey, LimitedKey)
 
@@ -199,11 +200,12 @@ class Tables:
         sharing = len(meshes) // len({mesh.devices for mesh in meshes})
         for mesh, held in zip(meshes, self._held(meshes, most, sharing), strict=True):
             samples = size // mesh.shape.lanes
-            yield (mesh.shape_id, samples, sharing, setting, held, self._regime)
+            alone = len(meshes) == 1
+            yield (mesh.shape_id, samples, alone, sharing, setting, held, self._regime)
 
     def _asked(self, key: LimitedKey, mesh: Mesh) -> Asked:
         """The table of a key."""
-        _, samples, sharing, setting, held, regime = key
+        _, samples, alone, sharing, setting, held, regime = key
         usable_bytes = mesh.shape.usable_memory_bytes
         return Asked(
             arrays=self.known.arrays(mesh, samples),
@@ -211,6 +213,7 @@ class Tables:
             budget_bytes=int(usable_bytes * setting.budget_share / sharing),
             held=held,
             sharing=sharing if regime.layered else 1,
+            whole=alone,
         )
 
     def _held(self, meshes: Sequence[Mesh], asked: int, sharing: int) -> list[Held]:

@@ -81,6 +81,9 @@ class Asked:
     sharing: int = 1
     """Stages of the replica on the same devices, one of which computes."""
 
+    whole: bool = False
+    """Only runs from the first layer on are asked for."""
+
 
 def is_joined(held: Held, regime: Regime) -> bool:
     """Whether the loss's segment runs both ways at once, in a stage that holds so."""
