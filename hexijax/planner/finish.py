@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from hexijax.cluster import Cluster
@@ -33,9 +34,12 @@ from hexijax.planner.score import Scored, Scorer
 STORED = 4
 """Layouts that are simulated with their state where there is room."""
 
-PLAYED_WITHIN = 1.6
-"""Layouts this much slower than the best, by formula, are still played; and plans, by
-simulation, still improved."""
+PLAYED_WITHIN = 1.15
+"""Layouts that are this much slower by formula than the best plan by simulation are
+still played: the formula errs so."""
+
+IMPROVED_WITHIN = 1.6
+"""Plans this much slower than the best are still improved."""
 
 RESCORED = 16
 """Layouts that are scored under eager 1F1B too, those that seem best under it: of all
@@ -51,7 +55,8 @@ NOTABLE = 0.05
 """Of a step, what gradients and new parameters take beside compute."""
 
 NEARLY = 1.05
-"""As far from the best, regimes of few devices are simulated: the formula errs so."""
+"""As far from the best, regimes of few devices are simulated: the formula errs so; and
+plans of uneven state improved."""
 
 LEAST = 8
 """Layouts, and variants of the best, that are simulated however long they are."""
@@ -91,19 +96,21 @@ class Finisher:
           scored: best first.
           refused: layouts in whose devices even parts of state do not fit, best first.
         """
+        near = math.inf if len(self._cluster.devices) <= FEW else NEARLY
         self.play(scored)
         self._layer(scored, refused)
         played = self.finished.least()
         self._improve(scored, set())
-        known = set(self.finished.plans)
+        known, least = set(self.finished.plans), self.finished.least()
         if not self._options.even_state:
             self._store(refused, played)
         if may_offload(self._cluster, self._options):
-            stored, least = set(self.finished.plans), self.finished.least()
+            stored, before = set(self.finished.plans), self.finished.least()
             self._offload(scored, refused)
-            if self.finished.least() >= least:  # none of those is worth improving
+            if self.finished.least() >= before:  # none of those is worth improving
                 known |= set(self.finished.plans) - stored
-        if len(self.finished.plans) > len(known):
+        others = [cost for p, cost in self.finished.plans.items() if p not in known]
+        if min(others, default=math.inf) < least * near:
             self._improve((), known)
 
     def _improve(self, scored: Sequence[Scored], known: Set[Plan]) -> None:
@@ -119,18 +126,21 @@ class Finisher:
         """The best layouts as plans that fit, simulated."""
         left = self._effort.played
         order = [*scored]
-        if len(self._cluster.devices) > FEW:
+        few = len(self._cluster.devices) <= FEW
+        if not few:
             forms: dict[object, Scored] = {}
             for each in order:
                 forms.setdefault(self._scorer.form(each), each)
             order = _diverse(forms.values())
         queue = [(each.cost, i) for i, each in enumerate(order)]
         fitting: dict[int, Plan] = {}
+        within = IMPROVED_WITHIN if few else PLAYED_WITHIN
         while queue:
             cost, i = heapq.heappop(queue)
-            spent = left <= 0 and len(self.finished.plans) >= LEAST
-            enough = spent or cost > order[0].cost * PLAYED_WITHIN
-            if self.finished.plans and (enough or first_only):
+            count = len(self.finished.plans)
+            spent = left <= 0 and count >= LEAST
+            late = cost > self.finished.least() * within
+            if late or spent or (count and first_only):
                 break
             if i not in fitting:
                 found = self.finished.fitted(order[i], self._scorer)
@@ -141,9 +151,19 @@ class Finisher:
                     heapq.heappush(queue, (again.cost, i))
                     continue
             left -= num_instructions(fitting[i])
-            self.finished.add(fitting[i])
+            if self._may_improve(fitting[i]):
+                self.finished.add(fitting[i])
             if not first_only:
                 self._check_time()
+
+    def _may_improve(self, plan: Plan) -> bool:
+        """Whether it can be one of the best layouts, those that are improved."""
+        if len(self._cluster.devices) <= FEW:
+            return True
+        best = self.finished.best_layouts()[: self._effort.walked]
+        return len(best) < self._effort.walked or (
+            self.finished.judge.floor(plan) < best[-1][0]
+        )
 
     def _shrink(self, known: Set[Plan]) -> None:
         """The best pipelines with smaller microbatches, their layers split anew.
@@ -317,7 +337,7 @@ class Finisher:
             dataclasses.replace(plan, prediction=None) for plan in self.finished.plans
         )
         for i, (cost, start) in enumerate(best):
-            if cost > self.finished.least() * PLAYED_WITHIN:
+            if cost > self.finished.least() * IMPROVED_WITHIN:
                 return
             share, least = left // min(2, len(best) - i), 0 if i else LEAST
             left -= share - self._refine_one(start, cost, share, least, tried)
@@ -383,7 +403,11 @@ class Finisher:
         layouts of the search together."""
         self._check_time()
         found = self.finished.fitted(scored, scorer)
-        if found and num_instructions(found[1]) <= self._effort.played:
+        if (
+            found
+            and num_instructions(found[1]) <= self._effort.played
+            and self._may_improve(found[1])
+        ):
             self.finished.add(found[1])
 
     def _layout(self, plan: Plan) -> Layout:

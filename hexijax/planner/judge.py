@@ -111,6 +111,10 @@ class Judge:
         self.step_s(plan)
         return self._costs[_bare(plan)]
 
+    def costs_less(self, plan: Plan, limit: float) -> bool:
+        """Whether it costs less than that; simulated only where it may."""
+        return self.floor(plan) < limit and self.cost(plan) < limit
+
     def predicted(self, plan: Plan) -> Plan | None:
         """The plan with its prediction, or None where a device would overflow."""
         if not self.fits(plan):

@@ -95,7 +95,8 @@ class Offloading:
         """
         most = LAYOUTS * len(self._scorers)  # a layout is there under each regime
         made = dict.fromkeys(x for p in pressed[:most] for x in self._relaxed(p))
-        relaxed = [x for x in made if self._judge.cost(x) < least * (1 - GAIN)]
+        limit = least * (1 - GAIN)
+        relaxed = [x for x in made if self._judge.costs_less(x, limit)]
         for skeleton in relaxed:
             least = min(least, self._look([skeleton], least))
         for layout in layouts[:LAYOUTS]:
