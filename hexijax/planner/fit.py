@@ -6,6 +6,7 @@ Replicas of equal shape are fitted once, and so are equal stages of unlike repli
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Schedule, Stage
 from hexijax.planner.batches import BatchOption
 from hexijax.planner.border import Border, Borders
-from hexijax.planner.layers import Span, split_layers
+from hexijax.planner.layers import Span, splits
 from hexijax.planner.mesh import Layout, Mesh
 from hexijax.planner.network import Network
 from hexijax.planner.options import PlanOptions
@@ -47,7 +48,7 @@ TOGETHER = 4
 """Sizes whose tables are made at once."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
     """Stages of a replica, and how long its microbatches take."""
 
@@ -69,8 +70,23 @@ class Fitted:
     option: BatchOption
     """The microbatch size, and its pace."""
 
-    early: BatchOption
-    """Its pace under eager 1F1B, were there room."""
+    borders_s: tuple[float, ...]
+    """Of one microbatch across each border."""
+
+    way_s: float
+    """What a microbatch takes of the way that most borders share."""
+
+    @functools.cached_property
+    def early(self) -> BatchOption:
+        """Its pace under eager 1F1B, were there room and devices for each stage."""
+        first_s, next_s = pipeline_s(
+            self.stage_s,
+            self.borders_s,
+            len(self.stage_s),
+            ahead=AHEAD[Schedule.EAGER],
+            way_s=self.way_s,
+        )
+        return BatchOption(size=self.option.size, first_s=first_s, next_s=next_s)
 
 
 class Fitter:
@@ -97,6 +113,8 @@ class Fitter:
         """What another may share, whatever its schedule."""
         self._tables = Tables(self.known, options, self._schedule, regime)
         self._bounds: dict[object, float] = {}
+        self._forms: dict[object, int] = {}
+        self._form_of: dict[tuple[int, ...], int] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
         self._free: dict[object, tuple[Fitted, ...]] = {}
         """Those that memory does not limit, whatever the setting."""
@@ -112,13 +130,21 @@ class Fitter:
         own_split: tuple[int, ...] | None = None,
     ) -> tuple[Fitted, ...]:
         """Every microbatch size worth trying; none where nothing fits."""
-        links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
-        key = (tuple(m.shape_id for m in meshes), links, setting, own_split)
-        if not all(map(self.priced, meshes)):
-            return ()
+        key = (self.form(meshes), setting, own_split)
         if key not in self._fits:
+            if not all(map(self.priced, meshes)):
+                return ()
             self._fits[key] = tuple(self._sizes(meshes, setting, own_split))
         return self._fits[key]
+
+    def form(self, meshes: Sequence[Mesh]) -> int:
+        """Equal for meshes and links that are equal but for their names."""
+        key = tuple(map(id, meshes))
+        if key not in self._form_of:
+            links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
+            form = (tuple(m.shape_id for m in meshes), links)
+            self._form_of[key] = self._forms.setdefault(form, len(self._forms))
+        return self._form_of[key]
 
     def priced(self, mesh: Mesh) -> bool:
         """Whether its kind's measurements, where there are some, cover the mesh."""
@@ -161,7 +187,11 @@ class Fitter:
             least_s = min(f.option.next_s for f in found)
             idle = idle + 1 if least_s > worth_s else 0
             cheapest_s = min(least_s / size, cheapest_s)
-            if idle and not roomy and self._coarse:
+            if (
+                idle
+                and self._coarse
+                and (not roomy or setting.budget_share == math.inf)
+            ):
                 break
             if idle > (1 if self._coarse else 2) and len(meshes) > 1:
                 break
@@ -177,8 +207,8 @@ class Fitter:
 
         Tables of all sizes are made at once.
         """
-        links = tuple(self._link(a, b) for a, b in itertools.pairwise(meshes))
-        key = (self._tables.free_keys(meshes, sizes[0], setting), links, own_split)
+        free_keys = self._tables.free_keys(meshes, sizes[0], setting)
+        key = (free_keys, self.form(meshes), own_split)
         if key not in self._free:
             tables = self._tables.unlimited(meshes, sizes, setting)
             self._free[key] = self._split(meshes, tables, sizes[0], own_split)
@@ -192,15 +222,21 @@ class Fitter:
         own_split: tuple[int, ...] | None,
     ) -> tuple[Fitted, ...]:
         """The layers split over stages by tables of theirs; none where none fits."""
-        unlike = len({mesh.shape_id for mesh in meshes}) > 1 and own_split is None
-        found: dict[tuple[Span, ...], Fitted] = {}
-        for slack in SLACKS if unlike else SLACKS[:1]:
-            spans = self._spans(tables, own_split, slack)
-            if spans is None:
-                break
-            if spans not in found:
-                found[spans] = self._fitted(meshes, tables, spans, size)
-        return tuple(found.values())
+        spans: list[tuple[Span, ...]] = []
+        if own_split is not None:
+            edges = [sum(own_split[:k]) for k in range(len(own_split) + 1)]
+            spans = [tuple(itertools.pairwise(edges))]
+        elif len(meshes) == 1:
+            spans = [((0, len(self._chain.layers)),)]
+        else:
+            unlike = len({mesh.shape_id for mesh in meshes}) > 1
+            costs = [table.seconds_FS for table in tables]
+            spans = splits(costs, SLACKS if unlike else SLACKS[:1])
+        return tuple(
+            self._fitted(meshes, tables, each, size)
+            for each in dict.fromkeys(spans)
+            if all(t.seconds(*x) < math.inf for t, x in zip(tables, each, strict=True))
+        )
 
     def _fitted(
         self,
@@ -221,12 +257,9 @@ class Fitter:
             stage_s[k] += border.programs_s[0]
             stage_s[k + 1] += border.programs_s[1]
         borders_s, way_s = _ways(meshes, borders)
-        option, early = (
-            BatchOption(size=size, first_s=first_s, next_s=next_s)
-            for first_s, next_s in (
-                pipeline_s(stage_s, borders_s, num_sets, ahead=ahead, way_s=way_s)
-                for ahead in (AHEAD.get(self._schedule, 1), AHEAD[Schedule.EAGER])
-            )
+        ahead = AHEAD.get(self._schedule, 1)
+        first_s, next_s = pipeline_s(
+            stage_s, borders_s, num_sets, ahead=ahead, way_s=way_s
         )
         return Fitted(
             spans=spans,
@@ -236,8 +269,9 @@ class Fitter:
                 t.params(*span) for t, span in zip(tables, spans, strict=True)
             ),
             sent_bytes=tuple(x.sent_bytes for x in borders),
-            option=option,
-            early=early,
+            option=BatchOption(size=size, first_s=first_s, next_s=next_s),
+            borders_s=tuple(borders_s),
+            way_s=way_s,
         )
 
     def bound_s(self, layout: Layout, samples: Sequence[int]) -> float:
@@ -269,25 +303,6 @@ class Fitter:
             return 1
         interleaved = self._schedule is Schedule.INTERLEAVED
         return self._options.rounds if interleaved else self._regime.rounds
-
-    def _spans(
-        self,
-        tables: Sequence[SpanTable],
-        own_split: tuple[int, ...] | None,
-        slack: float,
-    ) -> tuple[Span, ...] | None:
-        if own_split is not None:
-            edges = [sum(own_split[:k]) for k in range(len(own_split) + 1)]
-            spans = tuple(itertools.pairwise(edges))
-        elif len(tables) == 1:
-            spans = ((0, len(self._chain.layers)),)
-        else:
-            return split_layers([table.seconds_FS for table in tables], slack)
-        fits = all(
-            table.seconds(*span) < math.inf
-            for table, span in zip(tables, spans, strict=True)
-        )
-        return spans if fits else None
 
     def _border(self, a: Mesh, b: Mesh, num_bytes: int) -> Border:
         """Where two stages meet, equal ones once."""

@@ -30,14 +30,27 @@ def split_layers(
       slack: how much slower than the best pace the slowest stage may be, relatively:
         with few microbatches, filling and draining weigh more than the pace.
     """
+    return next(iter(splits(costs, (slack,))), None)
+
+
+def splits(
+    costs: Sequence[SpanSeconds], slacks: Sequence[float]
+) -> list[tuple[Span, ...]]:
+    """The best split for each slack, or none if none fits."""
     found = _best(costs, np.maximum)
     if found is None:
-        return None
-    pace_s = found[1] * (1 + slack)
-    within_pace = [np.where(cost <= pace_s, cost, np.inf) for cost in costs]
-    best = _best(within_pace, np.add)
-    assert best, "the split that set the pace is one of them"
-    return best[0]
+        return []
+    made: list[tuple[Span, ...]] = []
+    for slack in slacks:
+        pace_s = found[1] * (1 + slack)
+        unlike = {id(cost): cost for cost in costs}
+        within_pace = {
+            key: np.where(cost <= pace_s, cost, np.inf) for key, cost in unlike.items()
+        }
+        best = _best([within_pace[id(cost)] for cost in costs], np.add)
+        assert best, "the split that set the pace is one of them"
+        made.append(best[0])
+    return made
 
 
 def _best(

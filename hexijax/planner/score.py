@@ -17,7 +17,7 @@ from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Replica, Schedule
 from hexijax.planner.after import After
-from hexijax.planner.batches import BatchShare, end_s, split_batch
+from hexijax.planner.batches import BatchOption, BatchShare, end_s, split_batch
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
 from hexijax.planner.fit import Fitted, Fitter, stages
@@ -235,16 +235,20 @@ class Scorer:
             )
             for width, batch in set(zip(widths, batches, strict=True))
         }
+        unlike: dict[object, tuple[Fitted, ...]] = {}
         fits: list[tuple[Fitted, ...]] = []
         for meshes, split, width, batch in zip(
             layout, splits, widths, batches, strict=True
         ):
-            found = self.fitter.fits(meshes, settings[width, batch], split)
-            if most_samples is not None:
-                found = tuple(f for f in found if f.option.size <= most_samples)
-            if not found:
-                return None
-            fits.append(found)
+            key = (self.fitter.form(meshes), width, batch, split)
+            if key not in unlike:
+                found = self.fitter.fits(meshes, settings[width, batch], split)
+                if most_samples is not None:
+                    found = tuple(f for f in found if f.option.size <= most_samples)
+                if not found:
+                    return None
+                unlike[key] = found
+            fits.append(unlike[key])
         return fits
 
     def _batches(self, layout: Layout) -> list[int]:
@@ -266,6 +270,27 @@ class Scorer:
             min(whole, math.ceil(ROOMY * whole * rate / sum(rates))) if rate else whole
             for rate in rates
         ]
+
+    def least_s(self, layout: Layout) -> float:
+        """What a layout's step takes by formula, were memory no limit and sums free."""
+        splits = self._own_splits(layout) if self.possible(layout) else None
+        if splits is None:
+            return math.inf
+        setting = Setting(
+            batch_size=self._batch_size,
+            elsewhere=0.0,
+            members=1,
+            per_segment=self._lengths(layout)[0][0],
+            budget_share=math.inf,
+        )
+        unlike: dict[int, list[BatchOption]] = {}
+        options: list[list[BatchOption]] = []
+        for meshes, split in zip(layout, splits, strict=True):
+            found = self.fitter.fits(meshes, setting, split)
+            each = unlike.setdefault(id(found), [f.option for f in found])
+            options.append(each)
+        shares = self._split(self._batch_size, options)
+        return end_s(shares, options) if shares else math.inf
 
     def early_cost(self, scored: Scored) -> float:
         """About what a layout scored under 1F1B costs under eager 1F1B.

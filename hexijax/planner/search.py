@@ -343,11 +343,16 @@ class _Search:
         return self._scored[layout]
 
     def _hopeless(self, layout: Layout) -> bool:
-        """Whether a layout's devices are too slow, were they always busy."""
+        """Whether a layout is too slow, were its devices always busy; or of many, had
+        they all the memory there is."""
         if self._options.objective is not Objective.STEP or not layout:
             return False
         each_s = self._scorer.fitter.bound_s(layout, self._sizes)
-        return each_s * self._batch_size > self._least * HOPELESS
+        hopeless_s = self._least * HOPELESS
+        if each_s * self._batch_size > hopeless_s:
+            return True
+        few = len(self._cluster.devices) <= FEW
+        return not few and self._scorer.least_s(layout) > hopeless_s
 
     def _walk(self) -> None:
         """Local search: from each start, to the best neighbour while there is one."""

@@ -8,6 +8,7 @@ their tables, and those with limits are made only where something does not fit.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -49,7 +50,8 @@ class Setting:
     """Most layers of a segment."""
 
     budget_share: float = 1.0
-    """Of usable memory; below 1 where a first plan promised too much."""
+    """Of usable memory; below 1 where a first plan promised too much, infinite where
+    memory is no limit."""
 
 
 FreeKey = tuple[int, int, int | None, bool]
@@ -157,6 +159,8 @@ class Tables:
         spans: Sequence[Span],
     ) -> bool:
         """Whether all stages have room for all that their layers may keep."""
+        if setting.budget_share == math.inf:
+            return True
         load = self._load(setting)
         return all(
             unlimited_fits(self._asked(key, mesh), load, span)
