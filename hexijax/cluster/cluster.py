@@ -53,6 +53,9 @@ class Cluster:
     _node_by_name: dict[str, Node] = dataclasses.field(
         init=False, repr=False, compare=False
     )
+    _devices_by_node: Mapping[str, int] = dataclasses.field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         place = Place(source="Cluster", form=Form.DATA)
@@ -67,6 +70,7 @@ class Cluster:
             "devices": devices,
             "_device_by_name": {device.name: device for device in devices},
             "_node_by_name": {node.name: node for node in nodes},
+            "_devices_by_node": collections.Counter(d.node for d in devices),
         }.items():
             object.__setattr__(self, field, value)
         check_nodes(nodes, devices)
@@ -121,6 +125,10 @@ class Cluster:
         if name not in self._node_by_name:
             raise ClusterError(self._unknown("node", name, self._node_by_name))
         return self._node_by_name[name]
+
+    def num_devices(self, node: str) -> int:
+        """Present devices of a node."""
+        return self._devices_by_node[self.node(node).name]
 
     def link(self, a: Device | str, b: Device | str) -> LinkProfile:
         """What joins two devices, either way: the first that is given counts.

@@ -64,7 +64,7 @@ def host_side(cluster: Cluster, device: str, *, sharing: int | None = None) -> H
     found = cluster.device(device)
     node = cluster.node(found.node)
     if sharing is None:
-        sharing = sum(other.node == node.name for other in cluster.devices)
+        sharing = cluster.num_devices(node.name)
     declared = found.profile.vendor == "cpu"
     measured = node.host_link_bytes_per_s
     nominal = found.host_link_bytes_per_s

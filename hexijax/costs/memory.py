@@ -32,7 +32,7 @@ from hexijax.costs.layered import LayeredGrads
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf, LeafPart
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, UpdateOrder
-from hexijax.program.boxes import Box, state_boxes, users
+from hexijax.program.boxes import Box, state_boxes, state_share, users
 from hexijax.program.buckets import (
     buckets,
     layer_segments,
@@ -334,29 +334,26 @@ def _state(
     fetched: dict[Place, dict[tuple[Place, int], int]] = {}
     late = plan.order is UpdateOrder.PRIORITY  # sums wait for the next step
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
+    sized: dict[object, dict[Place, int]] = {}
     for group in groups:
         if not group.trainable:  # parameters, which lie where they are computed with
             continue
-        boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
-        leaves = alike(group.leaves, whole_leaves)
         members = dict.fromkeys(users(plan, group))
+        shapes = tuple((leaf.shape, leaf.tensor_dim) for leaf in group.leaves)
+        key = (tuple(members), shapes, id(state_share(plan, group)))
+        if key not in sized:
+            sized[key] = _sizes(plan, chain, group, stages, whole_leaves)
+        sizes = sized[key]
         shards = functools.cache(functools.partial(shard_size, group))
         grids = {(stages[m].lanes, stages[m].tensor) for m in members}
-        for place in dict.fromkeys([*boxes, *members]):
-            stage = stages.get(place)
-            lanes = 1 if stage is None or whole_leaves else stage.lanes
+        for place in dict.fromkeys([*sizes, *members]):
+            stage, size = stages.get(place), sizes.get(place, 0)
             tensor = 1 if stage is None else stage.tensor
             item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
-            held_boxes = boxes.get(place, {})
-            size = sum(
-                count * box_size(leaf, held_boxes[leaf.id], lanes=lanes, tensor=tensor)
-                for leaf, count in leaves
-                if leaf.id in held_boxes
-            )
             shard = shards(tensor) if place in members else 0
             own_lanes = 1 if stage is None else stage.lanes
-            alone = len(members) == len(boxes) == 1 and place in members
-            if alone and place in boxes:
+            alone = len(members) == len(sizes) == 1 and place in members
+            if alone and place in sizes:
                 flying = alone_bytes(size, shard, item, own_lanes)
             else:
                 grid = (stage.lanes, stage.tensor) if stage else (1, 1)
@@ -384,7 +381,7 @@ def _state(
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
             elif grads:
-                own = alone and place in boxes and own_lanes == 1
+                own = alone and place in sizes and own_lanes == 1
                 grads.add(group, place, shard, size, alone=own)
     found = {
         place: MemoryParts(
@@ -401,6 +398,29 @@ def _state(
     for place, (stays, leaving) in (grads.sizes() if grads else {}).items():
         found[place] += MemoryParts(
             grads_bytes=GRAD_BYTES * stays, leaving_bytes=GRAD_BYTES * leaving
+        )
+    return found
+
+
+def _sizes(
+    plan: Plan,
+    chain: Chain,
+    group: Group,
+    stages: Mapping[Place, Stage],
+    whole_leaves: bool,
+) -> dict[Place, int]:
+    """Elements of a group's state on each device of its homes."""
+    leaves = alike(group.leaves, whole_leaves)
+    found: dict[Place, int] = {}
+    boxes = state_boxes(plan, chain, group, whole_leaves=whole_leaves)
+    for place, held in boxes.items():
+        stage = stages.get(place)
+        lanes = 1 if stage is None or whole_leaves else stage.lanes
+        tensor = 1 if stage is None else stage.tensor
+        found[place] = sum(
+            count * box_size(leaf, held[leaf.id], lanes=lanes, tensor=tensor)
+            for leaf, count in leaves
+            if leaf.id in held
         )
     return found
 

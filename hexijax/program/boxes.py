@@ -75,13 +75,37 @@ def used_as_it_is(plan: Plan, chain: Chain, group: Group) -> bool:
     return all(x.dtype == stage.dtype or x.id in uncast for x in group.leaves)
 
 
+class _Users:
+    """Who computes with which layers, of one plan; many groups ask in a row."""
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.plan = plan
+        self.devices: dict[tuple[int, ...], dict[Place, int]] = {}
+        self.units: dict[tuple[int, ...], int] = {}
+
+
+_asked_last = _Users(None)
+
+
+def _users_of(plan: Plan) -> _Users:
+    """Kept for the plan asked about last: a hash of it costs more than an answer."""
+    global _asked_last
+    known = _asked_last
+    if known.plan is not plan:
+        known = _asked_last = _Users(plan)
+    return known
+
+
 def _devices(plan: Plan, group: Group) -> dict[Place, int]:
     """The same, each with how many devices it has."""
-    return {
-        place: len(stage.devices)
-        for place, stage in plan.stages()
-        if _reads(stage.layers, group.layers)
-    }
+    known = _users_of(plan).devices
+    if group.layers not in known:
+        known[group.layers] = {
+            place: len(stage.devices)
+            for place, stage in plan.stages()
+            if _reads(stage.layers, group.layers)
+        }
+    return known[group.layers]
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -205,8 +229,12 @@ def row_unit(plan: Plan, group: Group) -> int:
     A box goes whole to every lane that cannot have a part of it. At tensor degree 1
     they divide it along another dim.
     """
-    stages = map(plan.stage, users(plan, group))
-    return math.lcm(*(stage.lanes for stage in stages if stage.tensor > 1))
+    known = _users_of(plan).units
+    if group.layers not in known:
+        stages = map(plan.stage, users(plan, group))
+        lanes = {stage.lanes for stage in stages if stage.tensor > 1}
+        known[group.layers] = math.lcm(*lanes)
+    return known[group.layers]
 
 
 @functools.lru_cache(maxsize=2**12)
