@@ -38,10 +38,9 @@ from hexijax.planner.segments import layers_per_segment
 STARTS = 4
 """Layouts from which local search walks."""
 
-HOPELESS = 1.2
-"""Layouts whose devices alone need so much longer than the best, links and memory left
-out, are not scored."""
-
+HOPELESS, NO_BETTER = 1.2, 1.05
+"""Layouts that need so much longer than the best, were memory no limit and sums free,
+are not scored; nor are neighbours, than what they are neighbours of."""
 
 REFUSED = 12
 """Layouts in which even parts of state do not fit that are tried with uneven ones: so
@@ -172,7 +171,7 @@ class _Search:
         self._effort = Effort.of(len(cluster.devices))
         self._scored: dict[Layout, Scored] = {}
         self._refused: list[Layout] = []
-        self._least = math.inf
+        self._least, self._tried = math.inf, 0
         self._classes: dict[object, int] = {}
         self._sizes = sizes_up_to(batch_size)
 
@@ -327,9 +326,11 @@ class _Search:
                 best_s = scored.step_s
                 self._progress(f"{self._scorer.count} layouts", best_s)
 
-    def _score(self, layout: Layout) -> Scored | None:
+    def _score(self, layout: Layout, most: float = math.inf) -> Scored | None:
+        """``most``: what it may cost at the most to be worth it."""
         if layout not in self._scored:
-            if self._hopeless(layout):
+            self._tried += 1
+            if self._hopeless(layout, min(most, self._least * HOPELESS)):
                 return None
             scored = self._scorer.score(layout)
             if scored is None and len(self._cluster.devices) <= FEW:
@@ -342,17 +343,16 @@ class _Search:
             return scored
         return self._scored[layout]
 
-    def _hopeless(self, layout: Layout) -> bool:
+    def _hopeless(self, layout: Layout, most_s: float) -> bool:
         """Whether a layout is too slow, were its devices always busy; or of many, had
         they all the memory there is."""
         if self._options.objective is not Objective.STEP or not layout:
             return False
         each_s = self._scorer.fitter.bound_s(layout, self._sizes)
-        hopeless_s = self._least * HOPELESS
-        if each_s * self._batch_size > hopeless_s:
+        if each_s * self._batch_size > most_s:
             return True
         few = len(self._cluster.devices) <= FEW
-        return not few and self._scorer.least_s(layout) > hopeless_s
+        return not few and self._scorer.least_s(layout) > most_s
 
     def _walk(self) -> None:
         """Local search: from each start, to the best neighbour while there is one."""
@@ -366,16 +366,16 @@ class _Search:
         starts = list(forms.values())[:STARTS]
         walked: set[object] = set()
         for i, start in enumerate(starts):
-            budget = self._scorer.count + self._effort.scored // len(starts)
+            budget = self._tried + self._effort.scored // len(starts)
             best = start
             improved = True
-            while improved and self._scorer.count < budget:
+            while improved and self._tried < budget:
                 improved = False
                 for layout in neighbours(
                     best.layout, self._cluster, self._maker, self._degrees
                 ):
                     self._check_time()
-                    if self._scorer.count >= budget:
+                    if self._tried >= budget:
                         break
                     if self._options.use_all_devices and not self._uses_all(layout):
                         continue
@@ -383,7 +383,7 @@ class _Search:
                     if form in walked:
                         continue
                     walked.add(form)
-                    scored = self._score(layout) if layout else None
+                    scored = self._score(layout, best.cost * NO_BETTER)
                     if scored and scored.cost < best.cost * (1 - 1e-6):
                         best, improved = scored, True
                         break
