@@ -155,7 +155,7 @@ def plan_memory(
 
     def add(devices: Sequence[str], parts: MemoryParts) -> None:
         for device in devices:
-            found[device] = found[device] + parts if device in found else parts
+            found[device] = _sum(found[device], parts) if device in found else parts
 
     alike: dict[object, MemoryParts] = {}
     for replica in plan.replicas:
@@ -186,6 +186,12 @@ def plan_memory(
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(devices.get(place, (place,)), parts)
     return found
+
+
+@functools.lru_cache(maxsize=2**12)
+def _sum(a: MemoryParts, b: MemoryParts) -> MemoryParts:
+    """Devices of equal replicas hold the same."""
+    return a + b
 
 
 def stage_within(

@@ -77,13 +77,7 @@ class Mixtures:
         seen: set[object] = set()
         for most in _powers(min(num_devices, self._batch_size)):
             fewest = max(1, most // SCALE)
-            setting = Setting(
-                batch_size=self._batch_size,
-                elsewhere=fewest - 1,
-                members=fewest,
-                per_segment=per_segment,
-            )
-            options = self._options(setting, num_devices / most)
+            options = self._options(per_segment, num_devices / most)
             for slack in (1.05, 1.5):
                 counts = self._solve(options, bound_s * slack, fewest, most)
                 for _ in range(2):
@@ -98,7 +92,7 @@ class Mixtures:
                     counts = self._solve(options, end_s, fewest, most)
 
     def _options(
-        self, setting: Setting, least_devices: float
+        self, per_segment: int | None, least_devices: float
     ) -> dict[Form, list[BatchOption]]:
         """The forms worth mixing, with their paces.
 
@@ -111,12 +105,12 @@ class Mixtures:
                 (self._forms.ideal(form) for form in self._forms.pure(at)), default=0.0
             )
             totals = self._by_total(self._forms.pure(at), least_devices)
-            rate = self._climb(totals, setting, found)
+            rate = self._climb(totals, per_segment, found)
             reached = min(reached, rate / best if best else 1.0)
         if reached < ALONE_IS_GOOD:
             for chosen in self._subsets():
                 joined = self._by_total(self._joined(chosen), least_devices)
-                self._climb(joined, setting, found, JOINED_A_SIZE)
+                self._climb(joined, per_segment, found, JOINED_A_SIZE)
         return found
 
     def _by_total(
@@ -136,7 +130,7 @@ class Mixtures:
     def _climb(
         self,
         totals: Sequence[Sequence[Form]],
-        setting: Setting,
+        per_segment: int | None,
         found: dict[Form, list[BatchOption]],
         most: int = FORMS_A_SIZE,
     ) -> float:
@@ -144,6 +138,7 @@ class Mixtures:
         best, worse = 0.0, 0
         for forms in totals:
             here, fitting = 0.0, 0
+            setting = self._setting(form_size(forms[0]), per_segment)
             for form in forms:
                 if fitting == most or self._forms.ideal(form) < here * (1 + NEAR):
                     break
@@ -159,6 +154,17 @@ class Mixtures:
             if worse >= PATIENCE:
                 break
         return best
+
+    def _setting(self, size: int, per_segment: int | None) -> Setting:
+        """Of replicas of a size, were there a part of those that all devices make."""
+        total = sum(cls.count for cls in self._classes)
+        fewest = max(1, min(total // size, self._batch_size) // SCALE)
+        return Setting(
+            batch_size=self._batch_size,
+            elsewhere=fewest - 1,
+            members=fewest,
+            per_segment=per_segment,
+        )
 
     def _subsets(self) -> list[tuple[int, ...]]:
         """Classes that may share a replica."""
