@@ -26,8 +26,8 @@ from hexijax.planner.pace import pipeline_s
 from hexijax.planner.regime import PLAIN, Regime
 from hexijax.planner.segments import segments
 from hexijax.planner.sizes import lane_sizes
-from hexijax.planner.spans import SpanTable
-from hexijax.planner.tables import Known, Setting, Tables
+from hexijax.planner.spans import SpanTable, remat_of
+from hexijax.planner.tables import Known, Setting, Split, Tables
 
 SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
@@ -40,8 +40,9 @@ AHEAD: Mapping[Schedule, int | None] = {
 }
 """Microbatches a stage has more in flight than the next; one where it is not said."""
 
-NO_GAIN = 0.01
-"""Microbatches stop growing where two doublings made samples cheaper by less."""
+NO_GAIN, REMAT = 0.01, 0.03
+"""Microbatches stop growing where two doublings made samples cheaper by less; and where
+memory limits what would make them cheaper by less without, as remat takes more."""
 
 
 TOGETHER = 4
@@ -49,14 +50,11 @@ TOGETHER = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Fitted:
+class Fitted(Split):
     """Stages of a replica, and how long its microbatches take."""
 
-    spans: tuple[Span, ...]
-    """Layers of each stage."""
-
-    remat: tuple[tuple[Remat, ...], ...]
-    """Policies of each stage."""
+    policies: tuple[Remat, ...]
+    """Those to choose from."""
 
     stage_s: tuple[float, ...]
     """Forward and backward of one microbatch in each stage."""
@@ -75,6 +73,14 @@ class Fitted:
 
     way_s: float
     """What a microbatch takes of the way that most borders share."""
+
+    @property
+    def remat(self) -> tuple[tuple[Remat, ...], ...]:
+        """Policies of each stage."""
+        return tuple(
+            remat_of(self.policies, chosen, stop - first)
+            for chosen, (first, stop) in zip(self.chosen, self.spans, strict=True)
+        )
 
     @functools.cached_property
     def early(self) -> BatchOption:
@@ -173,12 +179,11 @@ class Fitter:
             sizes = [c * step for c in counts[i:until]]
             worth_s = cheapest_s * (1 - NO_GAIN) * size
             found = self._unlimited(stages, sizes, setting, own_split)
-            roomy = all(
-                self._tables.fits(stages, size, setting, f.spans) for f in found
-            )
+            roomy = all(self._tables.fits(stages, size, setting, f) for f in found)
             if not roomy:
-                if self._coarse and min(f.option.next_s for f in found) > worth_s:
-                    break  # remat takes more time, and more of it
+                free_s = min(f.option.next_s for f in found) / size
+                if self._coarse and free_s > cheapest_s * (1 - REMAT):
+                    break
                 tables = self._tables.limited(stages, sizes[:2], setting)
                 found = self._split(stages, tables, size, own_split)
             if not found:
@@ -263,7 +268,10 @@ class Fitter:
         )
         return Fitted(
             spans=spans,
-            remat=tuple(t.remat(*span) for t, span in zip(tables, spans, strict=True)),
+            policies=self._options.remat,
+            chosen=tuple(
+                t.chosen(*span) for t, span in zip(tables, spans, strict=True)
+            ),
             stage_s=tuple(stage_s),
             params=tuple(
                 t.params(*span) for t, span in zip(tables, spans, strict=True)

@@ -21,6 +21,7 @@ from hexijax.layers.chain import Remat
 from hexijax.planner.arrays import LayerArrays
 from hexijax.planner.terms import (
     Asked,
+    Chosen,
     Fixed,
     Load,
     is_joined,
@@ -64,12 +65,22 @@ class SpanTable:
         """Of one run of layers."""
         return float(self.params_FS[first, stop])
 
+    def chosen(self, first: int, stop: int) -> Chosen:
+        """Of one run of layers."""
+        return int(self.policy_FS[first, stop]), int(self.count_FS[first, stop])
+
     def remat(self, first: int, stop: int) -> tuple[Remat, ...]:
         """One policy a layer."""
-        policy = int(self.policy_FS[first, stop])
-        count = int(self.count_FS[first, stop])
-        later = self.policies[max(policy - 1, 0)]
-        return (self.policies[policy],) * count + (later,) * (stop - first - count)
+        return remat_of(self.policies, self.chosen(first, stop), stop - first)
+
+
+def remat_of(
+    policies: tuple[Remat, ...], chosen: Chosen, num_layers: int
+) -> tuple[Remat, ...]:
+    """One policy a layer of a run of some."""
+    policy, count = chosen
+    later = policies[max(policy - 1, 0)]
+    return (policies[policy],) * count + (later,) * (num_layers - count)
 
 
 def span_tables(load: Load, asked: Sequence[Asked]) -> list[SpanTable]:

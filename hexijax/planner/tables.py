@@ -26,7 +26,7 @@ from hexijax.planner.mesh import Mesh
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.regime import Regime
 from hexijax.planner.spans import SpanTable, span_tables, unlimited_tables
-from hexijax.planner.terms import Asked, Held, Load, is_joined, unlimited_fits
+from hexijax.planner.terms import Asked, Chosen, Held, Load, has_room, is_joined
 
 MOST_TABLE_BYTES = 2**30
 """Tables that are kept; a search of hundreds of devices and a hundred layers would make
@@ -52,6 +52,17 @@ class Setting:
     budget_share: float = 1.0
     """Of usable memory; below 1 where a first plan promised too much, infinite where
     memory is no limit."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Split:
+    """Layers over the stages of a replica."""
+
+    spans: tuple[Span, ...]
+    """Layers of each stage."""
+
+    chosen: tuple[Chosen, ...]
+    """Remat of each stage's layers."""
 
 
 FreeKey = tuple[int, int, int | None, bool]
@@ -156,16 +167,20 @@ class Tables:
         meshes: Sequence[Mesh],
         size: int,
         setting: Setting,
-        spans: Sequence[Span],
+        split: Split,
     ) -> bool:
-        """Whether all stages have room for all that their layers may keep."""
+        """Whether all stages have room for what is best where memory is no limit."""
         if setting.budget_share == math.inf:
             return True
         load = self._load(setting)
         return all(
-            unlimited_fits(self._asked(key, mesh), load, span)
-            for key, mesh, span in zip(
-                self._keys(meshes, size, setting), meshes, spans, strict=True
+            has_room(self._asked(key, mesh), load, span, chosen)
+            for key, mesh, span, chosen in zip(
+                self._keys(meshes, size, setting),
+                meshes,
+                split.spans,
+                split.chosen,
+                strict=True,
             )
         )
 

@@ -104,19 +104,27 @@ def segments_FS(
     return -(-np.maximum(arrays.length_FS, 1) // most)
 
 
-def unlimited_fits(asked: Asked, load: Load, span: Span) -> bool:
-    """Whether a run of layers fits under the first policy."""
-    first, stop = span
-    arrays, held = asked.arrays, asked.held
+Chosen = tuple[int, int]
+"""Index of a policy, and how many of a run's first layers take it; the rest take the
+one before."""
+
+
+def has_room(asked: Asked, load: Load, span: Span, chosen: Chosen) -> bool:
+    """Whether a run of layers fits under what was chosen for it."""
+    (first, stop), (policy, count) = span, chosen
+    arrays, held, policies = asked.arrays, asked.held, (policy, max(policy - 1, 0))
     fixed = Fixed.of(arrays, load)
     room_bytes = asked.budget_bytes - fixed.bytes_FS(asked, span)
     last = stop == len(arrays.params_L)
     if last and is_joined(held, load.regime) and fixed.segments_FS[span] == 1:
-        kept_S, live = arrays.joined_PS[0], 1
-        room_bytes -= arrays.more_PF[0, first]
+        kept_PS, live = arrays.joined_PS, 1
+        room_bytes -= max(arrays.more_PF[p, first] for p in policies)
     else:
-        kept_S, live = getattr(arrays, kept_name(load))[0], held.live
-    return bool((kept_S[stop] - kept_S[first]) * live <= room_bytes)
+        kept_PS, live = getattr(arrays, kept_name(load)), held.live
+    here_S, later_S = (kept_PS[p] for p in policies)
+    middle = first + count
+    kept = here_S[middle] - here_S[first] + later_S[stop] - later_S[middle]
+    return bool(kept * live <= room_bytes)
 
 
 def _state_bytes(load: Load) -> int:
