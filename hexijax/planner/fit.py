@@ -45,7 +45,7 @@ NO_GAIN, REMAT = 0.01, 0.03
 memory limits what would make them cheaper by less without, as remat takes more."""
 
 
-TOGETHER = 4
+TOGETHER = 2
 """Sizes whose tables are made at once."""
 
 

@@ -281,8 +281,7 @@ class Scorer:
             elsewhere=0.0,
             members=1,
             per_segment=self._lengths(layout)[0][0],
-            budget_share=math.inf,
-        )
+        ).unlimited
         unlike: dict[int, list[BatchOption]] = {}
         options: list[list[BatchOption]] = []
         for meshes, split in zip(layout, splits, strict=True):

@@ -172,6 +172,7 @@ class _Search:
         self._scored: dict[Layout, Scored] = {}
         self._refused: list[Layout] = []
         self._least, self._tried = math.inf, 0
+        self._hopeless_s: dict[Layout, float] = {}
         self._classes: dict[object, int] = {}
         self._sizes = sizes_up_to(batch_size)
 
@@ -275,7 +276,7 @@ class _Search:
         yield from mixed.layouts(per_segment, bound)
         if not options.use_all_devices:
             yield from families(whole, self._cost)
-        yield from spread(whole, self._degrees, len(self._chain.layers), self._cost)
+        yield from spread(whole, self._degrees, len(self._chain.layers), self._at_least)
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
@@ -317,6 +318,10 @@ class _Search:
         scored = self._scored.get(layout)
         return scored.cost if scored else math.inf
 
+    def _at_least(self, layout: Layout) -> float:
+        """By formula; of those that are not scored, a bound."""
+        return min(self._cost(layout), self._hopeless_s.get(layout, math.inf))
+
     def _score_all(self, found: Iterable[Layout]) -> None:
         best_s = float("inf")
         for layout in found:
@@ -349,10 +354,12 @@ class _Search:
         if self._options.objective is not Objective.STEP or not layout:
             return False
         each_s = self._scorer.fitter.bound_s(layout, self._sizes)
-        if each_s * self._batch_size > most_s:
-            return True
-        few = len(self._cluster.devices) <= FEW
-        return not few and self._scorer.least_s(layout) > most_s
+        least_s = each_s * self._batch_size
+        if least_s <= most_s and len(self._cluster.devices) > FEW:
+            least_s = self._scorer.least_s(layout)
+        if least_s > most_s:
+            self._hopeless_s[layout] = least_s
+        return least_s > most_s
 
     def _walk(self) -> None:
         """Local search: from each start, to the best neighbour while there is one."""

@@ -20,7 +20,7 @@ from hexijax.costs.activations import (
 )
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Replica, Schedule, Stage
-from hexijax.planner.arrays import LayerArrays
+from hexijax.planner.arrays import LayerArrays, ShapeArrays
 from hexijax.planner.layers import Span
 from hexijax.planner.mesh import Mesh
 from hexijax.planner.options import PlanOptions
@@ -53,6 +53,13 @@ class Setting:
     """Of usable memory; below 1 where a first plan promised too much, infinite where
     memory is no limit."""
 
+    @property
+    def unlimited(self) -> "Setting":
+        """What is left of it where memory is no limit."""
+        return dataclasses.replace(
+            self, elsewhere=0.0, members=1, budget_share=math.inf
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
@@ -82,6 +89,7 @@ class Known:
     def __init__(self, chain: Chain, options: PlanOptions) -> None:
         self._chain, self._remat = chain, options.remat
         self._arrays: dict[tuple[int, int], LayerArrays] = {}
+        self._shapes: dict[int, ShapeArrays] = {}
         self.unlimited: dict[FreeKey, SpanTable] = {}
         self.limited: dict[LimitedKey, SpanTable] = {}
         self._num_bytes = 0
@@ -90,7 +98,11 @@ class Known:
         """Of a mesh's shape and samples of a lane."""
         key = (mesh.shape_id, samples)
         if key not in self._arrays:
-            made = LayerArrays(self._chain, mesh.shape, samples, self._remat)
+            shape = self._shapes.get(mesh.shape_id)
+            if shape is None:
+                shape = ShapeArrays(self._chain, mesh.shape)
+                self._shapes[mesh.shape_id] = shape
+            made = LayerArrays(self._chain, mesh.shape, samples, self._remat, shape)
             self._arrays[key] = made
         return self._arrays[key]
 
