@@ -64,5 +64,5 @@ def test_a_search_that_forgets_its_tables_scores_alike(
     monkeypatch: pytest.MonkeyPatch,
 ):
     plans = [plan_of(replicas) for replicas in LAYOUTS]
-    monkeypatch.setattr("hexijax.planner.fit.MOST_TABLE_BYTES", 0)
+    monkeypatch.setattr("hexijax.planner.tables.MOST_TABLE_BYTES", 0)
     assert [plan_of(replicas) for replicas in LAYOUTS] == plans
