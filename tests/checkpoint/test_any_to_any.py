@@ -1,0 +1,90 @@
+"""A step saved under one plan is restored exactly under any other, anywhere."""
+
+import functools
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from hexijax.checkpoint import Saver, Tiers, inventory, restore
+from hexijax.job.saving import nodes
+from hexijax.runtime.plain import PlainEngine
+from hexijax.weights.stored.files import open_files
+from tests.checkpoint.bare import bare, check, fill
+from tests.laws import cases
+
+ROOT = Path(__file__).parents[2]
+
+PAIRS = 12
+
+
+@functools.cache
+def alike(shape: Any) -> list[int]:
+    """Seeds of plans for one model, of which any may follow any."""
+    return [seed for seed in range(150) if cases.draw(seed).shape == shape]
+
+
+def saved(engine: Any, folder: Path) -> Tiers:
+    tiers = Tiers(fast=open_files(folder))
+    saver = Saver(engine, tiers, node_of=nodes(engine), verify=True)
+    saver.save(7, {"at": 7})
+    return tiers
+
+
+@pytest.mark.parametrize(
+    "pairs", [PAIRS, pytest.param(500, marks=pytest.mark.laws)], ids=["few", "many"]
+)
+def test_any_plan_is_restored_under_any_other(
+    pairs: int, tmp_path: Path, monkeypatch: Any, record_property: Any
+):
+    rng = random.Random(pairs)
+    unlike = 0
+    for number in range(pairs):
+        shape = cases.draw(rng.randrange(8 if pairs == PAIRS else 100)).shape
+        one, other = (cases.draw(rng.choice(alike(shape))) for _ in range(2))
+        source, target = bare(one, monkeypatch), bare(other, monkeypatch)
+        fill(source)
+        tiers = saved(source, tmp_path / str(number))
+        stored = inventory(tiers)
+        found = restore(target, stored, where="here", facts={}, node_of=nodes(target))
+        assert (found.stand.step, found.stand.data_state) == (7, {"at": 7})
+        check(target)
+        unlike += source.targets().keys() != target.targets().keys()
+    record_property("pairs, of which cut unlike", (pairs, unlike))
+    assert unlike > pairs // 2
+
+
+def test_the_plain_program_goes_on_from_any_plan_and_any_plan_from_it(
+    tmp_path: Path, monkeypatch: Any
+):
+    case = cases.draw(5673)
+    planned = bare(case, monkeypatch)
+    plain = PlainEngine(planned.experiment, device=jax.devices()[2])
+    plain.init()
+    assert plain.tensors() == planned.tensors()
+    fill(planned)
+    restore(plain, inventory(saved(planned, tmp_path / "a")), where="x", facts={})
+    check(plain)
+    again = bare(case, monkeypatch)
+    restore(again, inventory(saved(plain, tmp_path / "b")), where="x", facts={})
+    check(again)
+
+
+def test_fewer_devices_in_a_new_process_hold_the_same(tmp_path: Path, monkeypatch: Any):
+    planned = bare(cases.draw(5673), monkeypatch)
+    fill(planned)
+    saved(planned, tmp_path)
+    for count in (6, 4, 2, 1):
+        force = f"--xla_force_host_platform_device_count={count}"
+        environ = {**os.environ, "XLA_FLAGS": force}
+        command = [sys.executable, "-m", "tests.checkpoint.restoring", str(tmp_path)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{count} devices\n"
