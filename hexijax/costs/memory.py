@@ -43,6 +43,7 @@ from hexijax.program.buckets import (
 )
 from hexijax.program.linearise import CHUNKS
 from hexijax.program.program import Site
+from hexijax.program.waiting import LEAVING
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
@@ -56,9 +57,9 @@ GROUPS_IN_FLIGHT = 2
 PASSES = 2
 """Whose parameters are there at once: one computes while the next one's travel."""
 
-CHUNKS_ON_DEVICE = 2 * CHUNKS
-"""Of state from the host: those of the Program's slots, and as many whose copies back
-to the host have not ended when the next ones' memory is taken."""
+CHUNKS_ON_DEVICE = CHUNKS + LEAVING
+"""Of state from the host: those of the Program's slots, and those whose copies back to
+the host have not ended when the next ones' memory is taken."""
 
 SCALARS_BYTES = 256
 """Of a bucket's state at a home: counts of steps and the like."""
@@ -335,6 +336,7 @@ def _state(
     in_flight: dict[Place, int] = {}
     resting: dict[Place, int] = {}
     chunks: dict[Place, list[int]] = {}
+    going: dict[tuple[Place, str], list[int]] = {}
     together = _assembled(plan, groups)
     segments_L = layer_segments(plan, len(chain.layers))
     fetched: dict[Place, dict[tuple[Place, int], int]] = {}
@@ -384,6 +386,10 @@ def _state(
                         masters[user] = masters.get(user, 0) + STATE_BYTES * size
                 state = 0
             held[place] = held.get(place, 0) + state
+            if stage and place in members and _streams(stage, group):
+                going.setdefault((place, "params"), []).append(item * shard)
+            if stage and stage.grads and update_site(plan, group) is Site.HOST:
+                going.setdefault((place, "grads"), []).append(GRAD_BYTES * size)
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
             elif grads:
@@ -396,7 +402,11 @@ def _state(
             + in_flight[place]
             + together.get(place, 0)
             + PASSES * max(fetched.get(place, {}).values(), default=0)
-            + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:]),
+            + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:])
+            + sum(
+                sum(sorted(going.get((place, what), ()))[-LEAVING:])
+                for what in ("params", "grads")
+            ),
             host_bytes=resting.get(place, 0),
         )
         for place in held
@@ -429,6 +439,15 @@ def _sizes(
             if leaf.id in held
         )
     return found
+
+
+def _streams(stage: Stage, group: Group) -> bool:
+    """Whether some of a bucket's parameters come from the host for each pass."""
+    return any(
+        stage.streams(g) and any(start <= x < stop for x in group.layers)
+        for g in range(len(stage.segments))
+        for start, stop in [stage.segment_layers(g)]
+    )
 
 
 def _assembled(plan: Plan, groups: Sequence[Group]) -> dict[Place, int]:

@@ -43,7 +43,7 @@ NEAR = 2
 """Turns to a next use that is too near to travel there and back."""
 
 LEAVING = 1
-"""Copies of residuals under way to the host, of one place, when more are made."""
+"""Copies of one kind under way to the host, of one place, when more are made."""
 
 
 def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
@@ -137,20 +137,39 @@ def _waits(buffer: Buffer, stage: Stage) -> bool:
 
 
 def held_back(order: Sequence[Instruction]) -> Mapping[int, Buffer]:
-    """By the position of a forward, the copy in host memory that is to be whole before
-    it begins: its own residuals take the memory of what was copied."""
-    leave = [i for i in order if isinstance(i, WriteBack) and i.buffer.kind is Kind.RES]
-    travels = {(i.buffer.place, i.buffer.subject) for i in leave}
-    left: dict[Place, list[Buffer]] = {}
+    """By the position of an instruction, the copy in host memory that is to be whole
+    before it is dispatched: until then what was copied takes its room.
+
+    Dispatch runs ahead of the device. So a forward whose residuals leave, a chunk of
+    state that comes, and parameters and gradients that leave wait for all copies of
+    their kind but the last.
+    """
+    leave = [i for i in order if isinstance(i, WriteBack)]
+    travels = {
+        (i.buffer.place, i.buffer.subject) for i in leave if i.buffer.kind is Kind.RES
+    }
+    left: dict[tuple[Place, Kind], list[Buffer]] = {}
     found: dict[int, Buffer] = {}
-    for position, instr in enumerate(order if travels else ()):
-        if isinstance(instr, WriteBack) and instr.buffer.kind is Kind.RES:
-            left.setdefault(instr.buffer.place, []).append(instr.writes[0])
-        elif isinstance(instr, Forward):
-            before = left.get(instr.place, ())
-            makes = any((b.place, b.subject) in travels for b in instr.writes)
-            if makes and len(before) > LEAVING:
-                found[position] = before[-1 - LEAVING]
+
+    def hold(position: int, place: Place, kind: Kind) -> None:
+        before = left.get((place, kind), ())
+        if len(before) > LEAVING:
+            found[position] = before[-1 - LEAVING]
+
+    for position, instr in enumerate(order if leave else ()):
+        match instr:
+            case Forward(place=place):
+                if any((b.place, b.subject) in travels for b in instr.writes):
+                    hold(position, place, Kind.RES)
+            case Prefetch(buffer=buffer) if buffer.kind is Kind.STATE:
+                hold(position, buffer.place, Kind.STATE)
+            case WriteBack(buffer=buffer):
+                if buffer.kind in (Kind.PARAM, Kind.GRAD):
+                    hold(position, buffer.place, buffer.kind)
+                key = (buffer.place, buffer.kind)
+                left.setdefault(key, []).append(instr.writes[0])
+            case _:
+                pass
     return found
 
 

@@ -25,7 +25,7 @@ from hexijax.program.program import (
 )
 from hexijax.program.waiting import held_back
 from hexijax.runtime.actions import Action, Actions, Parts, Slots, nothing
-from hexijax.runtime.later import value
+from hexijax.runtime.later import Later, value
 from hexijax.runtime.memories import check_memory
 
 Watch = Callable[[Instruction, Sequence[Any]], None]
@@ -139,11 +139,14 @@ class Executor:
 
     def _held_back(self, action: Action, copy: Buffer) -> Action:
         """It is dispatched once a copy has left the device: its own results would find
-        the memory taken."""
+        the memory taken. What a host has used up has left, and so has what it makes."""
         slot = self._at(copy)
 
         def when_left(slots: Slots) -> None:
-            jax.block_until_ready(slots[slot])
+            if not isinstance(slots[slot], Later):
+                jax.block_until_ready(
+                    [x for x in jax.tree.leaves(slots[slot]) if not x.is_deleted()]
+                )
             action(slots)
 
         return when_left

@@ -148,7 +148,7 @@ class _Writer:
         """Residuals that have been on the host."""
         held = held_back(program.body)
         self._held = {id(program.body[at]): copy for at, copy in held.items()}
-        """Copies to the host that forwards wait for."""
+        """Copies to the host that forwards and other copies wait for."""
         self._last_back: dict[str, int] = {}
         """By replica, its backward dispatched last."""
         self._held_back: list[tuple[int, Place]] = []
@@ -339,7 +339,9 @@ class _Writer:
         if read not in self._made:  # it rests there since the step before
             self._carried.append((len(self._tasks), read))
             self._of_before(i)
-        after = (self._made[read],) if read in self._made else ()
+        after = [self._made[read]] if read in self._made else []
+        if id(i) in self._held:  # until what takes the same memory has left
+            after.append(self._made[self._held[id(i)]])
         self._made[i.writes[0]] = self._add(use, i, after)
         if i.buffer.kind is Kind.RES:
             self._back.add(i.buffer)
