@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.plan.plan import Memory, Plan, PlanError, Schedule, StateShare, UpdateOrder
 from hexijax.program.check import check
 from hexijax.program.linearise import UnitCosts
@@ -13,11 +14,14 @@ from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import (
     Backward,
     Instruction,
+    Kind,
     Prefetch,
     Program,
     ProgramError,
     Update,
+    WriteBack,
 )
+from hexijax.program.waiting import held_back
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.program.random_plans import random_plan
 
@@ -105,3 +109,22 @@ def test_updates_that_wait_for_all_gradients_are_refused():
         "clip_norm, skip_nonfinite and a dynamic loss scale need those of all before "
         "the first update. Plan anew for this training, or train without them."
     )
+
+
+@given(seed=st.integers(0, 2**32))
+def test_chunks_on_a_device_are_few_however_far_dispatch_runs_ahead(seed: int):
+    drawn, chain, rules = random_plan(seed, max_layers=16, max_microbatches=4)
+    body = lower(drawn, chain, rules=rules, costs=SlowLink(drawn, seed % 11)).body
+    held = held_back(body)
+    there: dict[str, list[object]] = {}
+    for position, instr in enumerate(body):
+        if position in held and held[position].kind is Kind.STATE:
+            copies, left = there[held[position].place], held[position]
+            if left in copies:  # they leave in turn
+                del copies[: copies.index(left) + 1]
+        if isinstance(instr, Prefetch) and instr.buffer.kind is Kind.STATE:
+            there.setdefault(instr.buffer.place, []).append(None)
+            assert len(there[instr.buffer.place]) <= CHUNKS_ON_DEVICE
+        elif isinstance(instr, WriteBack) and instr.buffer.kind is Kind.STATE:
+            copies = there[instr.buffer.place]
+            copies[copies.index(None)] = instr.writes[0]
