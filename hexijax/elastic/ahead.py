@@ -103,6 +103,11 @@ class PlansAhead:
                 self._thread.start()
             self._changed.notify_all()
 
+    def ready(self, cluster: Cluster) -> bool:
+        """Whether ``get`` would give a plan at once, or nothing better is to come."""
+        with self._changed:
+            return not self._background or cluster.fingerprint() in self._found
+
     def get(self, cluster: Cluster) -> Planned:
         """The plan for a cluster: at once where it is known, else as soon as it is.
 
@@ -155,8 +160,7 @@ class PlansAhead:
                 self._now = cluster.fingerprint()
             plan = self._ask(cluster)
             with self._changed:
-                if plan is not None:
-                    self._found[self._now] = plan
+                self._found[self._now] = plan
                 self._now = ""
                 self._changed.notify_all()
         self._end_process()

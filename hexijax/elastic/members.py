@@ -170,6 +170,13 @@ class Members:
             return tuple(n.name for n in self.whole.nodes if n.name in self._here)
 
     @property
+    def intact(self) -> frozenset[str]:
+        """Those that were not lost since ``take``, even if they are back: what was in
+        their memory then still is."""
+        with self._lock:
+            return frozenset(self._here - lost(self._events))
+
+    @property
     def staying(self) -> tuple[str, ...]:
         """Those of them to plan for: none of these is about to leave."""
         with self._lock:

@@ -35,6 +35,7 @@ from hexijax.job.loop import Loop, Result
 from hexijax.job.machine import Machine, Progress, make_machine
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
+from hexijax.planner import InfeasiblePlanError
 
 if TYPE_CHECKING:
     import jax
@@ -168,8 +169,14 @@ class Elastic:
         self._forget(events)
         if self._forced():
             return True
-        if self._chance(done):
-            return True
+        if any(event.what is not What.LOST for event in self._pending):
+            cluster = self.members.cluster()
+            if not self._ahead.ready(cluster):
+                if events:
+                    self._ahead.prepare([cluster, *losses(self.cluster)])
+                return False  # steps go on until it is there
+            if self._pays(cluster, done):
+                return True
         for event in self._pending:
             self._say(f"after step {done}: {event}; the plan stays as it is")
         self._pending = ()
@@ -181,16 +188,17 @@ class Elastic:
         going = (What.LOST, What.NOTICE)
         return any(e.what in going and e.node in used for e in self._pending)
 
-    def _chance(self, done: int) -> bool:
-        """Whether another plan would pay: with who came, or at the speeds of now."""
-        if all(event.what is What.LOST for event in self._pending):
+    def _pays(self, cluster: Cluster, done: int) -> bool:
+        """Whether a plan that nothing forces would: with who came, or at the speeds of
+        now."""
+        try:
+            new = self._ahead.get(cluster).plan
+        except InfeasiblePlanError:
             return False
-        new = self._ahead.get(self.members.cluster()).plan
-        then_s, now_s = _step_s(new), _step_s(self.plan)
         slowest = min(map(self.members.speed, nodes_of(self.plan)))
         return self._replans.pays(
-            now_s=now_s / slowest,
-            then_s=then_s,
+            now_s=_step_s(self.plan) / slowest,
+            then_s=_step_s(new),
             cost_s=self._cost_s,
             steps_left=self._experiment.steps - done,
         )
@@ -204,7 +212,7 @@ class Elastic:
         """Saves only what is whole."""
 
         def guarded(done: int) -> None:
-            if gone := nodes_of(self.plan) - set(self.members.present):
+            if gone := nodes_of(self.plan) - self.members.intact:
                 raise LostError(f"{', '.join(sorted(gone))} lost before step {done}")
             save(done)
 
@@ -214,14 +222,14 @@ class Elastic:
         """Whether a step failed because a node of the plan is lost: as was told, or as
         its devices say."""
         used = nodes_of(self.plan)
-        if used <= set(self.members.present):
+        if used <= self.members.intact:
             devices: dict[str, list[jax.Device]] = {node: [] for node in used}
             for device, node in self._node_of.items():
                 if node in used:
                     devices[node].append(device)
             for node in silent(devices):
                 self.members.lose(node)
-        return not used <= set(self.members.present)
+        return not used <= self.members.intact
 
     # Changing.
 
@@ -351,10 +359,10 @@ class Elastic:
         """Raises a ``LostError`` if one of some arrays has a part on a lost node."""
         import jax
 
-        present = set(self.members.present)
+        intact = self.members.intact
         for array in jax.tree.leaves(reads):
             for device in array.sharding.device_set:
-                if self._node_of.get(device) not in present:
+                if self._node_of.get(device) not in intact:
                     raise LostError(f"numbers of a step lie on {device}")
 
 

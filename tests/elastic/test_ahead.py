@@ -24,8 +24,10 @@ def test_the_loss_of_each_node_is_planned_for_ahead():
     ]
     assert losses(left[0].without("b")) == []
     with PlansAhead(ASKED) as ahead:
+        assert not ahead.ready(left[0])
         ahead.prepare(left[:1])
         ahead.wait()
+        assert ahead.ready(left[0])
         found = ahead.get(left[0])
         assert found.ahead
         assert found.seconds < 0.1

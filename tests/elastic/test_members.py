@@ -47,8 +47,10 @@ def test_what_happens_is_told_once_and_in_order():
     # Lost and back again: it is there, and what it held is not.
     members.lose("c")
     members.join("c")
+    assert members.intact == {"a", "d"}
     events = members.take()
     assert lost(events) == {"c"}
+    assert members.intact == {"a", "c", "d"}
     assert members.staying == ("a", "c", "d")
     with pytest.raises(ClusterError, match="has no node 'e'"):
         members.join("e")

@@ -303,6 +303,19 @@ class Rotten(Held):
         raise error
 
 
+def test_a_node_that_is_lost_and_back_at_once_has_lost_its_memory():
+    def blink(run: Run) -> None:
+        lose("b")(run)
+        join("b")(run)
+
+    run = Run(*"abc", happens={7: blink}, neighbour=RING, steps=12)
+    run.check(12)
+    (change,) = run.changes
+    assert [str(event) for event in change.events] == ["b lost", "b joined"]
+    assert change.recovered.step == 5
+    assert set(change.recovered.moved.num_bytes) == {"disk", "peer"}
+
+
 # The copy of what is damaged is with b.
 @pytest.mark.parametrize(("lost", "step"), [("c", 4), ("b", 2)])
 def test_what_is_damaged_is_read_elsewhere_or_from_before(lost: str, step: int):
