@@ -95,7 +95,8 @@ def write_part(
         params=tuple(params),
     )
     files.put(f"{prefix}{manifest.NAME}", manifest.render(known), durable=True)
-    give_back_freed()
+    if known.num_bytes > arrays.SMALL_BYTES:
+        give_back_freed()
     return known
 
 

@@ -16,6 +16,7 @@ from hexijax.plan.plan import Plan
 from hexijax.runtime import engine as engine_module
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
+from hexijax.runtime.reach import Reach
 from hexijax.weights.source import Tensor, index
 from tests.laws import cases
 
@@ -41,6 +42,12 @@ def bare(case: cases.Case, monkeypatch: Any) -> Engine:
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
     monkeypatch.setattr(engine_module, "trace_model", cases._shared_trace)
     monkeypatch.setattr(engine_module, "Executor", lambda program, parts: Shelf())
+    # What the optimizer is and what it trains is the same for every plan of a model.
+    frozen = cases.chain(case.shape).frozen
+    monkeypatch.setattr(engine_module, "frozen_names", lambda *args: frozen)
+    monkeypatch.setattr(
+        engine_module, "classify", lambda *args, **fields: Reach.ELEMENTWISE
+    )
     monkeypatch.setattr(Engine, "_add", lambda *args, **fields: None)
     nothing = types.SimpleNamespace(segments={})
     monkeypatch.setattr(Engine, "_parts", lambda *args: nothing)
