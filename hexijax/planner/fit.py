@@ -192,11 +192,8 @@ class Fitter:
             least_s = min(f.option.next_s for f in found)
             idle = idle + 1 if least_s > worth_s else 0
             cheapest_s = min(least_s / size, cheapest_s)
-            if (
-                idle
-                and self._coarse
-                and (not roomy or setting.budget_share == math.inf)
-            ):
+            limited = not roomy or setting.budget_share == math.inf
+            if idle and self._coarse and limited:
                 break
             if idle > (1 if self._coarse else 2) and len(meshes) > 1:
                 break
@@ -213,10 +210,11 @@ class Fitter:
         Tables of all sizes are made at once.
         """
         free_keys = self._tables.free_keys(meshes, sizes[0], setting)
-        key = (free_keys, self.form(meshes), own_split)
+        slacks = SLACKS if setting.budget_share < math.inf else SLACKS[:1]
+        key = (free_keys, self.form(meshes), own_split, slacks)
         if key not in self._free:
             tables = self._tables.unlimited(meshes, sizes, setting)
-            self._free[key] = self._split(meshes, tables, sizes[0], own_split)
+            self._free[key] = self._split(meshes, tables, sizes[0], own_split, slacks)
         return self._free[key]
 
     def _split(
@@ -225,6 +223,7 @@ class Fitter:
         tables: Sequence[SpanTable],
         size: int,
         own_split: tuple[int, ...] | None,
+        slacks: Sequence[float] = SLACKS,
     ) -> tuple[Fitted, ...]:
         """The layers split over stages by tables of theirs; none where none fits."""
         spans: list[tuple[Span, ...]] = []
@@ -236,7 +235,7 @@ class Fitter:
         else:
             unlike = len({mesh.shape_id for mesh in meshes}) > 1
             costs = [table.seconds_FS for table in tables]
-            spans = splits(costs, SLACKS if unlike else SLACKS[:1])
+            spans = splits(costs, slacks if unlike else slacks[:1])
         return tuple(
             self._fitted(meshes, tables, each, size)
             for each in dict.fromkeys(spans)
