@@ -56,9 +56,9 @@ class Effort:
                 reordered=12,
             )
         if num_devices <= 16:
-            return cls(scored=300, played=7_000, refined=8_000)
+            return cls(scored=150, played=7_000, refined=5_000)
         if num_devices <= 128:
-            return cls(scored=300, played=8_000, refined=8_000)
+            return cls(scored=150, played=8_000, refined=5_000)
         if num_devices <= 1024:
             return cls(scored=200, played=24_000, refined=20_000)
         return cls(scored=40, played=100_000, refined=60_000)

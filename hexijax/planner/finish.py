@@ -34,7 +34,7 @@ from hexijax.planner.score import Scored, Scorer
 STORED = 4
 """Layouts that are simulated with their state where there is room."""
 
-PLAYED_WITHIN = 1.15
+PLAYED_WITHIN = 1.1
 """Layouts that are this much slower by formula than the best plan by simulation are
 still played: the formula errs so."""
 
