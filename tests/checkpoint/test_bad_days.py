@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_the_steps_before(tmp_path: Path):
 
 
 def chunk(folder: Path, step: int) -> Path:
-    (found,) = folder.glob(f"{step}/n1/state/*-w-master/c/0/0")
+    (found,) = folder.glob(f"{step}/n1/state/*-w-master/c.0.0")
     return found
 
 
@@ -119,7 +119,7 @@ def truncate(path: Path) -> None:
 
 def another(path: Path) -> None:
     """A chunk that passes its own check."""
-    path.write_bytes(chunk(path.parents[6], 1).read_bytes())
+    path.write_bytes(chunk(path.parents[4], 1).read_bytes())
 
 
 @pytest.mark.parametrize(

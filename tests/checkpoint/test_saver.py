@@ -77,7 +77,7 @@ def test_a_snapshot_is_of_its_step_whatever_the_next_one_overwrites(make: Any):
 
 
 def chunk(tier: str, tmp_path: Path, step: int) -> Path:
-    return next((tmp_path / tier).glob(f"{step}/n1/state/*-w-*/c/0/0"))
+    return next((tmp_path / tier).glob(f"{step}/n1/state/*-w-*/c.0.0"))
 
 
 def test_what_is_damaged_comes_from_elsewhere_or_an_older_step(

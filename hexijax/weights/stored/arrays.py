@@ -1,6 +1,6 @@
 """An array as an Orbax folder holds it: a Zarr array in chunks, each with its crc32c.
 
-    array -> write -> key/zarr.json, key/c/...  ->  StoredArray, with the crc32c of each
+    array -> write -> key/zarr.json, key/c.0.0  ->  StoredArray, with the crc32c of each
     StoredArray, box -> read -> the chunks it meets, each checked -> numbers
 
 TensorStore encodes, checks and decodes. A chunk that is gone would be read as zeros and
@@ -69,7 +69,11 @@ class StoredArray:
                 "name": "regular",
                 "configuration": {"chunk_shape": list(self.chunk)},
             },
-            "chunk_key_encoding": {"name": "default"},
+            # A file a chunk beside the metadata: folders cost more than small files.
+            "chunk_key_encoding": {
+                "name": "default",
+                "configuration": {"separator": "."},
+            },
             "fill_value": False if self.tensor.dtype.kind == "b" else 0,
             "codecs": [
                 {"name": "bytes", "configuration": {"endian": "little"}},
@@ -92,7 +96,7 @@ class StoredArray:
                 (i * rows, min((i + 1) * rows, of))
                 for i, rows, of in zip(at, self.chunk, self.tensor.shape, strict=True)
             )
-            yield number, "/".join([self.key, "c", *map(str, at)]), part
+            yield number, f"{self.key}/{'.'.join(['c', *map(str, at)])}", part
 
 
 def chunk_shape(tensor: Tensor, limit_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
