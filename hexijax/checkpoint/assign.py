@@ -287,28 +287,34 @@ def _dealt(
     for turn, holder in enumerate(holders):
         left = quotas[holder] if turn + 1 < len(holders) else math.inf
         while waiting and left > 0:
-            want, box, num_bytes = waiting.popleft()
+            want, box, num_bytes = waiting[0]
             if num_bytes > left:
-                split = _split(box, left, wanted[want].item_bytes)
-                if split is None:
-                    waiting.appendleft((want, box, num_bytes))
+                size = wanted[want].item_bytes
+                first, rest = _split(box, left / num_bytes, size)
+                if first is None:
                     break
-                box, rest = split
-                size = math.prod(b - a for a, b in box) * wanted[want].item_bytes
-                waiting.appendleft((want, rest, num_bytes - size))
-                num_bytes, left = size, 0.0
+                if rest is not None:
+                    whole_bytes, num_bytes = num_bytes, _bytes(first, size)
+                    waiting[0] = (want, rest, whole_bytes - num_bytes)
+                    waiting.appendleft((want, first, num_bytes))
+                box, left = first, num_bytes
+            waiting.popleft()
             left -= num_bytes
             yield Read(want=want, box=box, source=holder, num_bytes=num_bytes)
 
 
-def _split(box: Box, num_bytes: float, item_bytes: int) -> list[Box] | None:
-    """A box in two, the first of about so many bytes; None: not worth it, or it has no
-    rows to cut between."""
-    whole_bytes = math.prod(b - a for a, b in box) * item_bytes
-    if min(num_bytes, whole_bytes - num_bytes) < LEAST_CUT_BYTES:
-        return None
-    for dim, (start, stop) in enumerate(box):
-        rows = round(num_bytes / whole_bytes * (stop - start))
-        if 0 < rows < stop - start:
-            return _cut(box, dim, start + rows)
-    return None
+def _split(box: Box, part: float, item_bytes: int) -> tuple[Box | None, Box | None]:
+    """The rows of a box that are nearest to a part of it, and the others: all of it or
+    none where a cut is not worth it, or nearer to no cut."""
+    whole_bytes = _bytes(box, item_bytes)
+    if min(part, 1 - part) * whole_bytes >= LEAST_CUT_BYTES:
+        for dim, (start, stop) in enumerate(box):
+            rows = round(part * (stop - start))
+            if 0 < rows < stop - start:
+                first, rest = _cut(box, dim, start + rows)
+                return first, rest
+    return (box, None) if part > 0.5 else (None, box)
+
+
+def _bytes(box: Box, item_bytes: int) -> int:
+    return math.prod(stop - start for start, stop in box) * item_bytes

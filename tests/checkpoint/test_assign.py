@@ -134,6 +134,20 @@ def test_what_is_near_comes_from_there_and_far_helps_only_where_it_is_sooner():
     assert found.finish_s == pytest.approx(4000 * ROW_BYTES / 3e9, rel=1e-3)
 
 
+@pytest.mark.parametrize("count", [2, 3, 6, 7])
+@pytest.mark.parametrize("rate", [1.0, 0.2, 0.5, 3.0])
+def test_a_share_that_is_just_a_wanted_box_is_not_lost(count: int, rate: float):
+    """Shares come from floating-point numbers; a hair too little is no box less."""
+    everything = rows((0, 100 * count))
+    near = Store("peer", "b", 1e9, everything)
+    sources = [near, Store("far", "", rate * 1e9, everything)]
+    wanted = [want(100 * i, 100 * i + 100) for i in range(count)]
+    found = assignment(wanted, sources)
+    check_tiles(found, wanted, sources)
+    least = 100 * count * ROW_BYTES / (1e9 * (1 + rate))
+    assert found.finish_s <= least + ROW_BYTES / (min(1.0, rate) * 1e9)
+
+
 def test_a_slow_way_to_one_reader_counts():
     """Two sources hold all; the link from b to a is a tenth of what b gives others."""
     both = rows((0, 1000))
