@@ -4,20 +4,17 @@ Whatever an engine says and takes of its state is the engine's own code; nothing
 compiled, so that hundreds of plans can be saved and restored.
 """
 
+import dataclasses
 import types
-import zlib
 from typing import Any
 
-import jax
-import numpy as np
+import optax
 
-from hexijax.checkpoint.slices import Key
 from hexijax.plan.plan import Plan
 from hexijax.runtime import engine as engine_module
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.reach import Reach
-from hexijax.weights.source import Tensor, index
 from tests.laws import cases
 
 
@@ -52,41 +49,8 @@ def bare(case: cases.Case, monkeypatch: Any) -> Engine:
     nothing = types.SimpleNamespace(segments={})
     monkeypatch.setattr(Engine, "_parts", lambda *args: nothing)
     job = cases.experiment(case.shape, case.clipped)
+    job = dataclasses.replace(job, optimizer=optax.adam(1e-3))
     plan: Plan = case.plan
     return Engine(
         job, plan, cases.chain(case.shape), cases.cluster(), assign(cases.cluster())
     )
-
-
-def numbers(key: Key, tensor: Tensor) -> np.ndarray:
-    """All of an array: the same for all plans, another for each key."""
-    rng = np.random.default_rng(zlib.crc32(str(key).encode()))
-    if tensor.dtype.kind == "f":
-        return rng.standard_normal(tensor.shape).astype(tensor.dtype)
-    return rng.integers(0, 99, tensor.shape).astype(tensor.dtype)
-
-
-def fill(engine: Any) -> None:
-    """Gives an engine the numbers of its state."""
-    whole = {key: numbers(key, tensor) for key, tensor in engine.tensors().items()}
-    engine.load(
-        {
-            each: [
-                jax.device_put(whole[each.key][index(each.box)], like.sharding)
-                for like in copies
-            ]
-            for each, copies in engine.targets().items()
-        }
-    )
-
-
-def check(engine: Any) -> None:
-    """Every copy of every slice has its numbers, where the plan wants it."""
-    tensors, targets = engine.tensors(), engine.targets()
-    whole = {key: numbers(key, tensor) for key, tensor in tensors.items()}
-    for each, copies in engine.slices().items():
-        for array, like in zip(copies, targets[each], strict=True):
-            assert array.sharding == like.sharding, each
-            assert array.dtype == tensors[each.key].dtype, each
-            want = whole[each.key][index(each.box)]
-            np.testing.assert_array_equal(array, want, err_msg=str(each))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hexijax.checkpoint import Inventory, Tiers, inventory, restore
 from hexijax.checkpoint.slices import Key, Slice, Tensor, whole_slice
 from hexijax.weights.stored.files import open_files
-from tests.checkpoint.bare import check
+from tests.checkpoint.filled import check
 
 
 class Even:

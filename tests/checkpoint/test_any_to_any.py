@@ -16,7 +16,8 @@ from hexijax.checkpoint import Saver, Tiers, inventory, restore
 from hexijax.job.saving import nodes
 from hexijax.runtime.plain import PlainEngine
 from hexijax.weights.stored.files import open_files
-from tests.checkpoint.bare import bare, check, fill
+from tests.checkpoint.bare import bare
+from tests.checkpoint.filled import check, fill
 from tests.laws import cases
 from tests.laws.drawing import draw_plan
 from tests.laws.law_models import Shape

@@ -188,6 +188,7 @@ def test_a_run_is_exported_unless_it_saved_nothing(tmp_path: Path, capsys):
             ["run", TINY, "--no-save", "--save-every", "2"],
             "--no-save and --save-every 2 were both given",
         ),
+        (["run", TINY, "--far-every", "2"], "--far-every 2 was given without --far"),
         (["run", TINY, *weights, "--set", "width=16"], "  differs    blocks/0/linear/"),
     ]:
         assert main(arguments) == 2
