@@ -51,6 +51,7 @@ class OffloadBench(Bench):
 
     plans: Path | None = None
     plan_only: bool = False
+    as_found: bool = False
 
 
 def profile(bench: OffloadBench, layers: Sequence[str]) -> None:
@@ -182,7 +183,7 @@ def capped(bench: OffloadBench, model: str, caps: Sequence[float]) -> None:
         except UserError as error:
             bench.found["failed"][f"{model}, {cap:g} GiB"] = str(error)
             continue
-        for order in UpdateOrder:
+        for order in [plan.order] if bench.as_found else UpdateOrder:
             ordered = plans.in_order(plan, order)
             if not any(ordered == other for other, _ in made.values()):
                 made[f"{cap:g} GiB, {order}"] = (ordered, cap)
@@ -254,6 +255,7 @@ def main() -> None:
     parser.add_argument("--caps", nargs="+", type=float, default=CAPS)
     parser.add_argument("--profile", type=Path, help="of an earlier run")
     parser.add_argument("--plans", type=Path, help="folder of plans, read or written")
+    parser.add_argument("--as-found", action="store_true", help="one order of updates")
     parser.add_argument("--plan-only", action="store_true", help="and run none")
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--small", action="store_true")
@@ -267,6 +269,7 @@ def main() -> None:
         "offload", command, out=args.out, seconds=args.seconds, small=args.small
     )
     bench.plans, bench.plan_only = args.plans, args.plan_only
+    bench.as_found = args.as_found
     small = args.small
     whole, half, most = LLAMAS if not small else ("small-4", "small-3", "small-3")
     caps = [cap / 100 for cap in args.caps] if small else args.caps

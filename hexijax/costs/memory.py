@@ -42,7 +42,7 @@ from hexijax.program.buckets import (
     user_segments,
 )
 from hexijax.program.linearise import CHUNKS
-from hexijax.program.program import Site
+from hexijax.program.program import Kind, Site
 from hexijax.program.waiting import LEAVING
 
 STATE_BYTES = 4
@@ -57,9 +57,13 @@ GROUPS_IN_FLIGHT = 2
 PASSES = 2
 """Whose parameters are there at once: one computes while the next one's travel."""
 
-CHUNKS_ON_DEVICE = CHUNKS + LEAVING
+CHUNKS_ON_DEVICE = CHUNKS + LEAVING[Kind.STATE]
 """Of state from the host: those of the Program's slots, and those whose copies back to
 the host have not ended when the next ones' memory is taken."""
+
+MADE = 2
+"""Buckets of new parameters, or of gradients, on a device before they leave it: as they
+are made, and as they are joined."""
 
 SCALARS_BYTES = 256
 """Of a bucket's state at a home: counts of steps and the like."""
@@ -336,7 +340,7 @@ def _state(
     in_flight: dict[Place, int] = {}
     resting: dict[Place, int] = {}
     chunks: dict[Place, list[int]] = {}
-    going: dict[tuple[Place, str], list[int]] = {}
+    going: dict[tuple[Place, Kind], list[int]] = {}
     together = _assembled(plan, groups)
     segments_L = layer_segments(plan, len(chain.layers))
     fetched: dict[Place, dict[tuple[Place, int], int]] = {}
@@ -387,9 +391,9 @@ def _state(
                 state = 0
             held[place] = held.get(place, 0) + state
             if stage and place in members and _streams(stage, group):
-                going.setdefault((place, "params"), []).append(item * shard)
+                going.setdefault((place, Kind.PARAM), []).append(item * shard)
             if stage and stage.grads and update_site(plan, group) is Site.HOST:
-                going.setdefault((place, "grads"), []).append(GRAD_BYTES * size)
+                going.setdefault((place, Kind.GRAD), []).append(GRAD_BYTES * size)
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
             elif grads:
@@ -404,8 +408,8 @@ def _state(
             + PASSES * max(fetched.get(place, {}).values(), default=0)
             + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:])
             + sum(
-                sum(sorted(going.get((place, what), ()))[-LEAVING:])
-                for what in ("params", "grads")
+                sum(sorted(going.get((place, kind), ()))[-MADE - LEAVING[kind] :])
+                for kind in (Kind.PARAM, Kind.GRAD)
             ),
             host_bytes=resting.get(place, 0),
         )

@@ -119,7 +119,7 @@ def test_a_forward_waits_until_all_but_one_s_residuals_have_left():
             for i in order[:position]
             if isinstance(i, WriteBack) and i.buffer.place == forward.place
         ]
-        assert left[-1 - LEAVING] == copy
+        assert left[-1 - LEAVING[Kind.RES]] == copy
     assert not held_back(lower(make_plan((stages, 8)), CHAIN, rules=RULES).body)
 
 
