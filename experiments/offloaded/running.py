@@ -45,6 +45,7 @@ def run(
     """Measures a plan; ``keep`` is given what is known, again and again."""
     began = time.perf_counter()
     devices = {cells.DEVICE: jax.devices()[0]}
+    before = (devices[cells.DEVICE].memory_stats() or {}).get("peak_bytes_in_use", 0)
     engine = Engine(experiment, plan, chain, cluster, devices)
     found: dict[str, Any] = {"compile_s": time.perf_counter() - began}
     began = time.perf_counter()
@@ -69,7 +70,9 @@ def run(
     samples = plan.batch_size * experiment.tokens_per_sample
     found["tokens_per_s"] = samples / found["step_s"]
     found["losses"] = losses
-    found["peak_bytes"] = engine.peak_bytes_by_device()
+    peaks = engine.peak_bytes_by_device()
+    if sum(peaks.values()) > before:  # else it is an earlier plan's
+        found["peak_bytes"] = peaks
     found["most_resident_bytes"] = (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )

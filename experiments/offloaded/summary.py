@@ -36,7 +36,7 @@ def _line(row: Mapping[str, Any]) -> str:
     if "step_s" not in row:
         return said
     promised = sum(row["promised_bytes"].values()) / GIB
-    peak = sum(row["peak_bytes"].values()) / GIB
+    peak = sum(row.get("peak_bytes", {}).values()) / GIB
     return (
         f"{row['tokens_per_s']:,.0f} tokens/s, step {row['step_s']:.3f} "
         f"({row['least_s']:.3f} to {row['most_s']:.3f}), {said}; peak {peak:.1f} of "

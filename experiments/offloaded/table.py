@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.emulated.table import Figure
+from experiments.offload_table import PUBLISHED
 
 GIB = 2**30
 WHOLE = "llama-24"
@@ -59,10 +60,23 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
         yield Figure("parameters streamed: step over resident", ratio, 1.03, True)
     for name, ratio in _losses(found):
         yield Figure(f"{name}: largest difference of a loss", ratio, 0.01, True)
+    yield from _systems(found)
     errors = [abs(row["predicted_s"] / row["step_s"] - 1) for _, _, row in ran(found)]
     if errors:
         name = f"{len(errors)} offload plans: mean error of predicted steps"
         yield Figure(name, statistics.mean(errors), 0.05, True)
+
+
+def _systems(found: Mapping[str, Any]) -> Iterator[Figure]:
+    """How much longer others' steps take under the same cap."""
+    for model, plans in found.get("runs", {}).items():
+        steps = {n: row["step_s"] for n, row in plans.items() if "step_s" in row}
+        for name, ratio in PUBLISHED[1].items():
+            cap_gib = plans.get(name, {}).get("cap_gib", 0)
+            ours = steps.get(f"ours, {cap_gib:g} GiB")
+            if name in steps and ours:
+                words = f"{model}, {cap_gib:g} GiB: {name} over ours"
+                yield Figure(words, steps[name] / ours, ratio)
 
 
 def _losses(found: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -108,12 +122,14 @@ def _plans(rows: Rows) -> Iterator[str]:
     for model, name, row in rows:
         times = " | ".join(f"{row[k]:.3f} s" for k in ("step_s", "least_s", "most_s"))
         promised = sum(row["promised_bytes"].values()) / GIB
-        peak = sum(row["peak_bytes"].values()) / GIB
+        peak = "-"  # hidden by an earlier plan's of the same process
+        if row.get("peak_bytes"):
+            peak = f"{sum(row['peak_bytes'].values()) / GIB:.1f} GiB"
         yield (
             f"| {model} | {name} | {row['cap_gib']:g} GiB | {row['tokens_per_s']:,.0f} "
             f"| {times} | {row['predicted_s']:.3f} s "
             f"| {row['predicted_s'] / row['step_s']:.3f} | {promised:.1f} GiB "
-            f"| {peak:.1f} GiB |"
+            f"| {peak} |"
         )
     if any(name == STREAMED for _, name, _ in rows):
         yield ""
