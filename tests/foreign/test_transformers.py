@@ -11,11 +11,12 @@ import pytest
 
 pytest.importorskip("transformers", reason="the extra `thirdparty` is not installed")
 
-from hexijax import checkpoint
+from hexijax.checkpoint import Saver, Tiers
 from hexijax.experiment import Experiment
 from hexijax.layers import samples
 from hexijax.runtime.intake import initial_params
 from hexijax.weights import export
+from hexijax.weights.stored.files import open_files
 from tests.foreign.families import DEPTH, MODELS, Foreign, logits
 from tests.laws.cases import (
     BATCH_SIZE,
@@ -121,7 +122,7 @@ def test_transformers_loads_what_was_trained(family: str, tmp_path: Path):
     for step in range(20):
         engine.step(tokens(BATCH_SIZE, step), step).fetch()
     folder = tmp_path / "run" / "checkpoints"
-    checkpoint.save(folder, engine, step=20, data_state=None, facts={}, keep=1)
+    Saver(engine, Tiers(fast=open_files(folder))).save(20)
     written = export(tmp_path / "run", "safetensors")
     model.config.save_pretrained(written.path.parent)
     # What is missing in a file, transformers fills at random and warns of.

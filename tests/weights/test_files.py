@@ -299,7 +299,7 @@ def test_a_box_is_read_a_few_chunks_at_a_time(data: st.DataObject):
     limit = data.draw(st.integers(1, 4000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(orbax, "READ_BYTES", limit)
-        parts = list(orbax._few_chunks(box, chunk, 4))
+        parts = list(orbax.few_chunks(box, chunk, 4))
     seen = np.zeros([stop for _, stop in box], int)
     for part in parts:
         seen[index(part)] += 1
