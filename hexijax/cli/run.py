@@ -212,7 +212,12 @@ def _choices(arguments: argparse.Namespace) -> saving.Choices:
             f"--far-every {arguments.far_every} was given without --far: name the path "
             "or URL that saves are sent to."
         )
-    return saving.Choices(
+    if arguments.far_rate <= 0:
+        raise UserError(
+            f"--far-rate {arguments.far_rate:g}: nothing would ever arrive. Give GB a "
+            "second above 0."
+        )
+    choices = saving.Choices(
         save_every=arguments.save_every,
         keep=arguments.keep,
         fast=arguments.fast or "",
@@ -221,6 +226,8 @@ def _choices(arguments: argparse.Namespace) -> saving.Choices:
         far_rate=arguments.far_rate,
         neighbour_every=arguments.neighbour_every,
     )
+    choices.check()
+    return choices
 
 
 def _check_gpu() -> None:

@@ -80,7 +80,7 @@ class Members:
           present: names of those that take part from the start; None: all.
           clock: of the events.
         """
-        self.whole, self._clock = cluster, clock
+        self.whole, self.clock = cluster, clock
         names = [node.name for node in cluster.nodes]
         self._here = set(names if present is None else present)
         for name in self._here:
@@ -148,7 +148,7 @@ class Members:
     ) -> None:
         self._events.append(
             Event(
-                what=what, node=node, at_s=self._clock(), within_s=within_s, speed=speed
+                what=what, node=node, at_s=self.clock(), within_s=within_s, speed=speed
             )
         )
         self.changed.set()

@@ -239,7 +239,7 @@ class Elastic:
         self._replans.begin(done)
         events = (*self._pending, *self.members.take())
         self._forget(events)
-        now = self.members._clock()
+        now = self.members.clock()
         detect_s = max(0.0, now - min((e.at_s for e in events), default=now))
         gone = set(lost(events))
         live: list[Kept] = []

@@ -113,19 +113,28 @@ class Choices:
     neighbour_every: int = 0
     """Steps between copies in a neighbour's memory; 0: none."""
 
-    def tiers(self, folder: RunFolder) -> Tiers:
-        """Of a run.
+    def check(self) -> None:
+        """Before anything is compiled.
 
         Raises:
           UserError: the far place is not there.
         """
-        fast = Path(self.fast).expanduser() / folder.path.name if self.fast else None
-        far = open_files(f"{self.far.rstrip('/')}/{folder.path.name}")
-        if self.far and isinstance(far, Folder) and not far.path.parent.is_dir():
+        far = open_files(self.far) if self.far else None
+        if isinstance(far, Folder) and not far.path.is_dir():
             raise UserError(
                 f"--far {self.far}: there is no such folder. Mount it or make it "
                 "first: made here, it would be on this machine's disk."
             )
+
+    def tiers(self, folder: RunFolder) -> Tiers:
+        """Of a run.
+
+        Raises:
+          UserError: see ``check``.
+        """
+        self.check()
+        fast = Path(self.fast).expanduser() / folder.path.name if self.fast else None
+        far = open_files(f"{self.far.rstrip('/')}/{folder.path.name}")
         return Tiers(
             fast=open_files(fast or folder.checkpoints),
             every=self.save_every,

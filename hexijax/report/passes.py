@@ -42,7 +42,10 @@ def _layered(judged: Judged) -> str:
         max(collections.Counter(s.devices for s in r.stages).values())
         for r in plan.replicas
     )
-    few = {s.grads: s.devices for _, s in plan.stages() if s.grads}
+    few: dict[int, list[str]] = {}
+    for _, stage in plan.stages():
+        if stage.grads:
+            few.setdefault(stage.grads, []).extend(stage.devices)
     for passes, devices in few.items():
         line += (
             f"; {fold(devices)} has room for the gradients of {passes} segments: a "

@@ -501,9 +501,7 @@ class Actions:
         """Copies of one-device arrays; a ``Saver`` takes those of a whole engine."""
         pairs = [
             (self._at(read.buffer), self._at(written))
-            for read, written in zip(
-                instruction.reads, instruction.writes, strict=False
-            )
+            for read, written in zip(instruction.reads, instruction.writes, strict=True)
         ]
 
         def action(slots: Slots) -> None:

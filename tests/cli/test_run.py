@@ -189,6 +189,11 @@ def test_a_run_is_exported_unless_it_saved_nothing(tmp_path: Path, capsys):
             "--no-save and --save-every 2 were both given",
         ),
         (["run", TINY, "--far-every", "2"], "--far-every 2 was given without --far"),
+        (["run", TINY, "--far-rate", "0"], "--far-rate 0: nothing would ever arrive."),
+        (
+            ["run", TINY, "--far", "/no/such"],
+            "--far /no/such: there is no such folder.",
+        ),
         (["run", TINY, *weights, "--set", "width=16"], "  differs    blocks/0/linear/"),
     ]:
         assert main(arguments) == 2
