@@ -1,0 +1,4 @@
+"""Islands: the JAX clients of one job, each following its own part of one Program.
+
+rendezvous -> World -> Engine(carrier=...) -> what crosses goes by transfer
+"""
