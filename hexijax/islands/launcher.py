@@ -1,0 +1,320 @@
+"""One job over islands: starts them, watches them, and ends them.
+
+    start each -> all join -> they train -> all leave
+    lost (exit, silence, hung up, blamed) -> fenced, named -> a new generation, or end
+
+Who decides about life lives here and nowhere else. It needs no JAX, and waits for no
+island: it looks at processes and at the rendezvous in turn.
+"""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Protocol
+
+from hexijax.islands.processes import ended_how
+from hexijax.islands.rendezvous import Heard, Rendezvous
+from hexijax.islands.wire import Message
+
+LOST, INTERRUPTED = 3, 130
+
+LOOK_S = 0.05
+"""Between two looks at everything."""
+
+JOIN_S = 300.0
+"""For all islands to import, compile nothing yet, and join."""
+
+GRACE_S = 10.0
+"""For islands to end by themselves once the job cannot go on."""
+
+RESTARTS = 3
+"""How often in a row an island may be lost before it joined; then it stays away."""
+
+
+class Process(Protocol):
+    """A started island."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to it and all it started."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within ``seconds``."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        ...
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        ...
+
+
+Start = Callable[[str], Process]
+"""Starts the island of that name."""
+
+Replan = Callable[[tuple[str, ...]], Message | None]
+"""The brief for these islands; None: no plan fits them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    """0: all islands are done; else as the command's exit codes."""
+
+    lost: tuple[tuple[str, str], ...] = ()
+    """Islands lost on the way, and why."""
+
+    said: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """What each said when it left."""
+
+
+class Launcher:
+    """Runs the islands of one job."""
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        start: Start | None,
+        *,
+        replan: Replan | None = None,
+        restart: bool = False,
+        join_s: float = JOIN_S,
+        grace_s: float = GRACE_S,
+        say: Callable[[str], None] = print,
+    ):
+        """
+        Args:
+          rendezvous: where they meet.
+          start: starts one; None: others start them.
+          replan: makes the brief for those who are left; None: a loss ends the job.
+          restart: start a lost one again, and take it in.
+          join_s: until all must have joined.
+          grace_s: for them to end by themselves.
+          say: takes lines for people.
+        """
+        self._meeting, self._start, self._say = rendezvous, start, say
+        self._replan, self._restart = replan, restart and start is not None
+        self._join_s, self._grace_s = join_s, grace_s
+        self._processes: dict[str, Process] = {}
+        self._left: dict[str, Mapping[str, Any]] = {}
+        self._lost: list[tuple[str, str]] = []
+        self._failures: dict[str, int] = {}
+        self._waiting: dict[str, None] = {}
+        self._halted: set[str] | None = None  # while a change is agreed on
+        self._asked = self._obeyed = 0  # Ctrl-C and SIGTERM
+        self._ending_s: float | None = None
+        self._code: int | None = None
+
+    def run(self) -> Outcome:
+        """Until all have ended; nobody is left behind, whatever happens."""
+        try:
+            with self._signals():
+                for name in self._meeting.islands if self._start else ():
+                    self._begin(name)
+                while not self._over():
+                    self._look()
+                    time.sleep(LOOK_S)
+        finally:
+            self._end_all()
+            self._meeting.close()
+        code = self._code
+        if code is None:
+            codes = [int(words.get("code", 0)) for words in self._left.values()]
+            code = next((c for c in codes if c), INTERRUPTED if self._asked else 0)
+        return Outcome(code=code, lost=tuple(self._lost), said=dict(self._left))
+
+    # Looking.
+
+    def _look(self) -> None:
+        while not self._meeting.heard.empty():
+            self._hear(self._meeting.heard.get())
+        if self._asked > self._obeyed:
+            self._obey()
+        lost = self._meeting.check()
+        for name in lost:
+            if name in self._processes:  # who hung up may be about to end
+                self._processes[name].wait(0.2)
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is None or name in self._left:
+                continue
+            while not self._meeting.heard.empty():  # it may have left just now
+                self._hear(self._meeting.heard.get())
+            if name not in self._left:
+                lost[name] = ended_how(code)
+                if code > 0 and code != LOST:
+                    self._fail(name, code)
+                    return
+        for name, why in lost.items():
+            self._lose(name, why)
+        missing = self._meeting.missing()
+        if missing and self._code is None and self._meeting.waited_s() > self._join_s:
+            for name in missing:
+                self._lose(name, f"it did not join within {self._join_s:g} s")
+
+    def _over(self) -> bool:
+        if self._ending_s is not None and time.monotonic() > self._ending_s:
+            return True
+        if self._start:
+            running = any(p.poll() is None for p in self._processes.values())
+            return not running and set(self._processes) <= set(self._left)
+        return set(self._meeting.islands) <= set(self._left)
+
+    def _hear(self, heard: Heard) -> None:
+        name = heard.island
+        match heard.what:
+            case "connected" if name not in self._meeting.islands:
+                self._waiting[name] = None
+                self._change()
+            case "joined":
+                self._failures.pop(name, None)
+                if not self._meeting.missing():
+                    self._change()
+            case "halted" if self._halted is not None:
+                self._halted.add(name)
+                if self._halted >= set(self._meeting.islands):
+                    self._anew((*self._meeting.islands, *self._waiting))
+            case "left":
+                self._left[name] = heard.said
+                if code := int(heard.said.get("code", 0)):
+                    if self._code is None and heard.said.get("error"):
+                        self._say(str(heard.said["error"]))
+                    self._wind_down(code)
+            case "blames":
+                blamed = str(heard.said.get("island"))
+                if blamed in self._meeting.islands:
+                    self._lose(blamed, f"{name} says: {heard.said.get('why')}")
+            case "asks to stop":
+                self._asked = self._obeyed = max(1, self._asked)
+            case _:
+                pass
+
+    # Deciding.
+
+    def _begin(self, name: str) -> None:
+        assert self._start is not None
+        self._processes[name] = self._start(name)
+
+    def _lose(self, name: str, why: str) -> None:
+        """Fences it; then the others go on without it, or end."""
+        if name in self._left:
+            return
+        took_part = name in self._meeting.islands
+        self._waiting.pop(name, None)
+        process = self._processes.pop(name, None)
+        self._meeting.lose(name, why)
+        if process:
+            process.kill()
+        if self._code is not None:
+            self._left.setdefault(name, {"code": LOST})
+            return
+        self._lost.append((name, why))
+        self._say(f"island {name} is lost: {why}")
+        if took_part:
+            left = tuple(x for x in self._meeting.islands if x != name)
+            if self._replan is None or not left or self._asked:
+                if process and (lines := process.last_lines()):
+                    self._say(f"the last lines of island {name}:\n{lines}")
+                self._left[name] = {"code": LOST}
+                self._wind_down(LOST)
+                return
+            self._anew(left)
+        if self._restart and self._code is None:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            if self._failures[name] > RESTARTS:
+                self._say(
+                    f"island {name} was lost {RESTARTS} times before it joined; it "
+                    "stays away"
+                )
+                return
+            self._begin(name)
+
+    def _anew(self, islands: tuple[str, ...]) -> None:
+        """A new generation."""
+        assert self._replan is not None
+        order = [name for name in self._meeting.known if name in islands]
+        self._halted = None
+        brief = self._replan(tuple(order))
+        if brief is None:
+            self._say(f"no plan fits {', '.join(order)} alone; the job ends")
+            self._wind_down(LOST)
+            return
+        for name in order:
+            self._waiting.pop(name, None)
+        generation = self._meeting.anew(order, brief)
+        self._say(f"generation {generation}: {', '.join(order)}")
+
+    def _change(self) -> None:
+        """Lets those who train halt for those who wait, once all of them train."""
+        if self._replan is None or self._halted is not None or self._asked:
+            return
+        if self._waiting and not self._meeting.missing():
+            self._halted = set()
+            self._meeting.stop(change=True)
+
+    def _fail(self, name: str, code: int) -> None:
+        """It ended by itself, with a fault: so does the job."""
+        process = self._processes[name]
+        process.wait(2.0)
+        self._left[name] = {"code": code}
+        if self._code is None:
+            self._say(f"island {name} {ended_how(code).removeprefix('it ')}:")
+            self._say(process.last_lines())
+            self._meeting.lose(name, ended_how(code))
+        self._wind_down(code)
+
+    def _wind_down(self, code: int) -> None:
+        """The job ends with ``code``; who does not end by itself is ended."""
+        if self._code is None:
+            self._code = code
+            self._ending_s = time.monotonic() + self._grace_s
+
+    def _obey(self) -> None:
+        self._obeyed = self._asked
+        if self._asked == 1 and not self._meeting.missing():
+            self._say("Stopping after this step; Ctrl-C again stops at once.")
+            self._meeting.stop()
+            return
+        self._code, self._ending_s = INTERRUPTED, time.monotonic()
+
+    # Ending.
+
+    def _end_all(self) -> None:
+        running = [p for p in self._processes.values() if p.poll() is None]
+        for process in running:
+            process.signal(signal.SIGTERM)
+        until = time.monotonic() + min(self._grace_s, 3.0)
+        for process in running:
+            process.wait(max(0.0, until - time.monotonic()))
+        for process in self._processes.values():
+            process.kill()
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        """While it lasts, Ctrl-C and SIGTERM are counted and obeyed in turn."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            self._asked += 1
+
+        both = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, ask) for number in both]
+        try:
+            yield
+        finally:
+            for number, handler in zip(both, before, strict=True):
+                signal.signal(number, handler)

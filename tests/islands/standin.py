@@ -1,0 +1,73 @@
+"""An island without JAX: it joins, counts steps that all take together, and leaves.
+
+python -m tests.islands.standin NAME ADDRESS WAY: `WAY` says how it goes wrong.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from hexijax.islands.member import LOST, Member
+from hexijax.islands.processes import end_with_launcher
+from hexijax.islands.wire import TOKEN, Refused
+from hexijax.islands.world import IslandLost
+
+
+def main(name: str, address: str, way: str) -> int:
+    end_with_launcher()
+    member = Member.connect(
+        address, name, token=os.environ[TOKEN], seconds=5.0, grace_s=0.3, deaf_s=2.0
+    )
+    if way == "fault":
+        print("ValueError: a fault of its own", flush=True)
+        return 70
+    if way == "child":
+        child = [sys.executable, "-c", "import time; time.sleep(600)"]
+        print(f"child {subprocess.Popen(child).pid}", flush=True)
+    done, after, code = 0, -1, 0
+    while True:
+        welcome = member.welcome(after, seconds=10.0)
+        after = welcome.generation
+        try:
+            member.join(
+                welcome,
+                address="127.0.0.1:1",
+                facts={"plan": "p", "code": "other" if way == "code" else "c"},
+                seconds=10.0,
+                pull_s=5.0,
+            )
+            start = member.gather("start", done, 10.0)
+            done = min(start.values())  # as a checkpoint would have it
+            print(f"generation {after} from {done}", flush=True)
+            done = steps(member, done, int(welcome.brief["steps"]))
+            if not member.change or not member.stopping.is_set():
+                break
+            member.halted(done)
+        except IslandLost as error:
+            print(f"IslandLost: {error}", flush=True)
+            if not welcome.brief.get("elastic"):
+                code = LOST
+                break
+        except Refused as error:
+            member.leave(2, error=str(error))
+            return 2
+    print(f"done {done}", flush=True)
+    member.leave(code, done=done)
+    return code
+
+
+def steps(member: Member, done: int, total: int) -> int:
+    last = total
+    while done < last:
+        if member.stopping.is_set() and last == total:
+            last = max(member.gather("stop", done, 10.0).values())
+            continue
+        member.gather(f"step {done}", done, 10.0)
+        done += 1
+        time.sleep(0.02)
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
