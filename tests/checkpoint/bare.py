@@ -37,10 +37,12 @@ class Shelf:
 def bare(case: cases.Case, monkeypatch: Any) -> Engine:
     """The engine of a case without its programs or values."""
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
-    monkeypatch.setattr(engine_module, "trace_model", cases._shared_trace)
+    # What a lane's microbatch holds matters to programs, not to state.
+    frozen = cases.chain(case.shape).frozen
+    trace = cases._traced(cases.model(case.shape)[0], 2, False, frozen)
+    monkeypatch.setattr(engine_module, "trace_model", lambda *args, **fields: trace)
     monkeypatch.setattr(engine_module, "Executor", lambda program, parts: Shelf())
     # What the optimizer is and what it trains is the same for every plan of a model.
-    frozen = cases.chain(case.shape).frozen
     monkeypatch.setattr(engine_module, "frozen_names", lambda *args: frozen)
     monkeypatch.setattr(
         engine_module, "classify", lambda *args, **fields: Reach.ELEMENTWISE
