@@ -1,8 +1,9 @@
 """How long a state takes to be put together again, after one or two of four nodes.
 
-Run:     python -m experiments.recovery_table [SLOWER] > docs/recovery.md
-Needs:   four forced CPU devices, 1 GB of memory, two minutes, two cores with nothing
-         else to do; where they are busy, SLOWER divides all rates
+Run:     python -m experiments.recovery_table > docs/recovery.md
+Needs:   four forced CPU devices, 6 GB of memory, five minutes, two cores with nothing
+         else to do: it waits for moments at which they have not, or, where there are
+         none, divides all rates (--slower 5)
 Expect:  each cell at 0.87 or more of what byte counts and rates allow
 
 Survivors hold a part of the state, each the same; the far tier holds all of it. A
@@ -12,30 +13,29 @@ read by the code of a recovery: assigned, read by four threads a source, cut ane
 assembled on the devices of those that are left.
 """
 
+import argparse
+import concurrent.futures
 import dataclasses
 import itertools
 import os
-import socket
-import struct
-import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from experiments.recovery_sources import COLUMNS, ROWS, Loopback, Paced, far_tier
 
 if TYPE_CHECKING:
     import jax
 
     from hexijax.checkpoint.assemble import Moved
     from hexijax.checkpoint.slices import Key, Slice
-    from hexijax.weights.source import Box
 
 HELD = (0.0, 0.25, 0.5, 0.9, 1.0)
 """Of the state, by survivors."""
@@ -44,14 +44,21 @@ FAR_BYTES_PER_S = (0.1e9, 0.5e9, 1e9, 2e9)
 LOCAL_BYTES_PER_S = 0.25e9
 """Of each survivor."""
 
-LATE_S = 0.005
-"""Of a reader that woke late, what is made up for."""
-
 LOST = (1, 2)
 NODES = 4
 
-ROWS, COLUMNS, ARRAYS = 1440, 4096, 12
-"""Of a state of 283 MB: arrays of float32, each of as many rows."""
+ARRAYS = 42
+"""Of a state of 991 MB."""
+
+READERS = 4
+"""Threads a source, where the machine itself is measured; a recovery has as many."""
+
+OTHERS_CORES, LOOK_S = 0.2, 0.1
+"""What others may compute right before and after a recovery that counts, and how long
+that is looked at."""
+
+PATIENCE_S = 60.0
+"""After which a recovery counts as it is."""
 
 KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -66,123 +73,6 @@ LEAST = 0.87
 
 WORTH = 4.38
 """AutoHet's recovery beside one from the cloud alone (arXiv 2512.20953)."""
-
-
-@dataclasses.dataclass
-class Paced:
-    """A survivor, read no faster than its rate by all its readers together."""
-
-    arrays: "Mapping[Key, np.ndarray]"
-    holds: "Mapping[Key, Sequence[Box]]"
-    node: str
-    rate_bytes_per_s: float
-    label: str = "peer"
-
-    def __post_init__(self) -> None:
-        self._lock, self._free_s = threading.Lock(), 0.0
-
-    def read(self, name: str, kind: str, box: "Box") -> np.ndarray:
-        """What it holds, when it would have come."""
-        from hexijax.checkpoint.slices import Key
-
-        (start, stop), _ = box
-        found = self.arrays[Key(name, kind)][start:stop]
-        with self._lock:
-            now_s = time.monotonic()
-            begins_s = max(now_s - LATE_S, self._free_s)
-            self._free_s = begins_s + found.nbytes / self.rate_bytes_per_s
-            wait_s = self._free_s - now_s
-        time.sleep(max(0.0, wait_s))
-        return found
-
-
-@dataclasses.dataclass
-class Loopback:
-    """The far tier: ranges of a file behind a socket, a connection a thread."""
-
-    port: int
-    keys: "Sequence[Key]"
-    rate_bytes_per_s: float
-    node: str = ""
-    label: str = "far"
-
-    def __post_init__(self) -> None:
-        self._local, self._open = threading.local(), list[socket.socket]()
-        self._at = {key: i for i, key in enumerate(self.keys)}
-
-    @property
-    def holds(self) -> "Mapping[Key, Sequence[Box]]":
-        """All of it."""
-        return {key: [((0, ROWS), (0, COLUMNS))] for key in self.keys}
-
-    def read(self, name: str, kind: str, box: "Box") -> np.ndarray:
-        """A range of rows."""
-        from hexijax.checkpoint.slices import Key
-
-        if not hasattr(self._local, "socket"):
-            self._local.socket = socket.create_connection(("127.0.0.1", self.port))
-            self._open.append(self._local.socket)
-        (start, stop), _ = box
-        first = (self._at[Key(name, kind)] * ROWS + start) * COLUMNS * 4
-        found = np.empty((stop - start, COLUMNS), np.float32)
-        self._local.socket.sendall(struct.pack("<qq", first, found.nbytes))
-        view = memoryview(found.data).cast("B")
-        while view:
-            view = view[self._local.socket.recv_into(view) :]
-        return found
-
-    def close(self) -> None:
-        """Nothing is read after it."""
-        for each in self._open:
-            each.close()
-
-
-def serve(file: Path, rate_bytes_per_s: float) -> None:
-    """Answers (offset, length) with bytes of the file, at a rate for all together.
-
-    It ends when its standard input does.
-    """
-    lock, free_s = threading.Lock(), 0.0
-
-    def answer(connection: socket.socket) -> None:
-        nonlocal free_s
-        while len(asked := connection.recv(16, socket.MSG_WAITALL)) == 16:
-            first, count = struct.unpack("<qq", asked)
-            while count:
-                part = min(count, 2**20)
-                with lock:
-                    now_s = time.monotonic()
-                    free_s = max(now_s - LATE_S, free_s) + part / rate_bytes_per_s
-                    wait_s = free_s - now_s
-                time.sleep(max(0.0, wait_s))
-                while part:
-                    sent = os.sendfile(connection.fileno(), data.fileno(), first, part)
-                    first, count, part = first + sent, count - sent, part - sent
-
-    with file.open("rb") as data, socket.create_server(("127.0.0.1", 0)) as server:
-        print(server.getsockname()[1], flush=True)
-        threading.Thread(target=_until_closed, daemon=True).start()
-        while True:
-            connection, _ = server.accept()
-            threading.Thread(target=answer, args=[connection], daemon=True).start()
-
-
-def _until_closed() -> None:
-    sys.stdin.read()
-    os._exit(0)
-
-
-@contextmanager
-def far_tier(file: Path, rate_bytes_per_s: float) -> Generator[int]:
-    """A server in a process of its own; its port."""
-    command = [sys.executable, "-m", "experiments.recovery_table", "serve", str(file)]
-    with subprocess.Popen(
-        [*command, str(rate_bytes_per_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-        process.stdin.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,26 +149,51 @@ class State:
         ]
 
 
+def others_cores() -> float:
+    """Cores at work while this process waits."""
+
+    def spent_s() -> float:
+        (line, *_) = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        user, nice, system, _idle, _waits, *interrupts = map(int, line.split()[1:9])
+        return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+    before_s = spent_s()
+    time.sleep(LOOK_S)
+    return (spent_s() - before_s) / LOOK_S
+
+
+def quiet(measure: Callable[[], float], patience_s: float) -> float:
+    """Seconds that something takes while nothing else goes on, if that can be had."""
+    until_s = time.monotonic() + patience_s
+    while True:
+        while others_cores() > OTHERS_CORES and time.monotonic() < until_s:
+            pass
+        took_s = measure()
+        if others_cores() <= OTHERS_CORES or time.monotonic() > until_s:
+            return took_s
+
+
 def recovery_s(
-    state: State, nodes: int, sources: Sequence[Any], repeats: int
+    state: State, nodes: int, sources: Sequence[Any], repeats: int, patience_s: float
 ) -> "tuple[float, Moved]":
     """Seconds until the state is on its devices, the best of some, and checked."""
     from hexijax.checkpoint.assemble import assemble
     from hexijax.checkpoint.assign import soonest
 
     targets, node_of = state.targets(nodes)
-    best: tuple[float, Moved] | None = None
-    for _ in range(repeats):
+    moves: list[Moved] = []
+
+    def once() -> float:
         began_s = time.monotonic()
         found, moved = assemble(targets, sources, soonest(), node_of)
         took_s = time.monotonic() - began_s
         for each, (array,) in found.items():
             (start, stop), _ = each.box
             assert np.array_equal(array, state.arrays[each.key][start:stop]), each
-        if best is None or took_s < best[0]:
-            best = took_s, moved
-    assert best is not None
-    return best
+        moves.append(moved)
+        return took_s
+
+    return min(quiet(once, patience_s) for _ in range(repeats)), moves[-1]
 
 
 def cells(
@@ -286,6 +201,7 @@ def cells(
     far: Sequence[float] = FAR_BYTES_PER_S,
     repeats: int = 4,
     slower: float = 1.0,
+    patience_s: float = PATIENCE_S,
 ) -> Iterator[Cell]:
     """All of them, each the best of some; the slowest rate is measured less often."""
     with tempfile.TemporaryDirectory() as folder:
@@ -297,25 +213,28 @@ def cells(
         local = {}
         for lost in LOST:
             sources = state.survivors(NODES - lost, 1.0, survivor)
-            took_s, _ = recovery_s(state, NODES - lost, sources, repeats)
+            took_s, _ = recovery_s(state, NODES - lost, sources, repeats, patience_s)
             local[lost] = state.num_bytes / took_s
-        most = most_bytes_per_s(state, file, repeats)
+        most = most_bytes_per_s(state, file, repeats, patience_s)
         for rate in far:
-            times = min(repeats, 2) if rate < 0.2e9 else repeats
+            times = 1 if rate < 0.2e9 else repeats
             with (
                 far_tier(file, rate / slower) as port,
                 closing(Loopback(port, list(state.arrays), rate / slower)) as tier,
             ):
                 for lost in LOST:
                     nodes = NODES - lost
-                    far_s, _ = recovery_s(state, nodes, [tier], times)
+                    far_s, _ = recovery_s(state, nodes, [tier], times, patience_s)
                     for held in HELD:
                         sources = [*state.survivors(nodes, held, survivor), tier]
-                        ours_s, moved = recovery_s(state, nodes, sources, times)
+                        ours_s, moved = recovery_s(
+                            state, nodes, sources, times, patience_s
+                        )
                         measured = state.num_bytes / far_s
                         least_s = state.num_bytes * max(
                             (1 - held) / measured,
                             1 / (measured + local[lost] * (held > 0)),
+                            1 / most,
                         )
                         yield Cell(
                             lost=lost,
@@ -329,17 +248,42 @@ def cells(
                         )
 
 
-def most_bytes_per_s(state: State, file: Path, repeats: int) -> float:
-    """What this machine puts together if no source is paced: half from survivors, half
-    over loopback."""
-    free = 1e12
+def most_bytes_per_s(
+    state: State, file: Path, repeats: int, patience_s: float
+) -> float:
+    """What this machine moves if no source is paced: half from survivors, half over
+    loopback, each piece to a device as it comes, by nothing of a recovery's."""
+    import jax
+
+    free, nodes = 1e12, NODES - 1
+    devices, half = jax.devices()[:nodes], ROWS // nodes // 2
     with (
         far_tier(file, free) as port,
         closing(Loopback(port, list(state.arrays), free)) as tier,
     ):
-        sources = [*state.survivors(NODES - 1, 0.5, free), tier]
-        took_s, _ = recovery_s(state, NODES - 1, sources, repeats)
-    return state.num_bytes / took_s
+        sources = [*state.survivors(nodes, 1.0, free), tier]
+
+        def once() -> float:
+            def put(source: Any, key: "Key", first: int, node: int) -> "jax.Array":
+                rows = (first, first + half)
+                found = source.read(*key, (rows, (0, COLUMNS)))
+                return jax.device_put(found, devices[node], may_alias=False)
+
+            pools = [concurrent.futures.ThreadPoolExecutor(READERS) for _ in sources]
+            began_s = time.monotonic()
+            puts = [
+                pools[at].submit(put, sources[at], key, (2 * node + after) * half, node)
+                for key in state.arrays
+                for node in range(nodes)
+                for after, at in enumerate((node, nodes))
+            ]
+            jax.block_until_ready([each.result() for each in puts])
+            took_s = time.monotonic() - began_s
+            for pool in pools:
+                pool.shutdown()
+            return took_s
+
+        return state.num_bytes / min(quiet(once, patience_s) for _ in range(repeats))
 
 
 def render(found: Sequence[Cell], num_bytes: int, slower: float = 1.0) -> str:
@@ -350,7 +294,7 @@ def render(found: Sequence[Cell], num_bytes: int, slower: float = 1.0) -> str:
         "# How long recovery takes",
         "",
         "Written by `python -m experiments.recovery_table"
-        f"{f' {slower:g}' * (slower > 1)} > docs/recovery.md`.",
+        f"{f' --slower {slower:g}' * (slower > 1)} > docs/recovery.md`.",
         "",
         *textwrap.wrap(
             f"A state of {num_bytes / 1e6:.0f} MB is put together on the nodes that "
@@ -362,7 +306,8 @@ def render(found: Sequence[Cell], num_bytes: int, slower: float = 1.0) -> str:
             "At best: by the bytes that only the far tier holds and by the rates as "
             "measured, far tier and survivors read at the same time, and no faster "
             f"than this machine can at all: {found[0].most_bytes_per_s / 1e9:.1f} GB/s "
-            "with nothing paced."
+            "with nothing paced, assigned or assembled. What is at work beside a "
+            "recovery makes it be done again."
             + (
                 f" The machine was busy: all rates were {slower:g} times lower than "
                 "the table says, which changes no ratio that they allow."
@@ -408,15 +353,17 @@ def main() -> None:
     """Measures, and prints the page."""
     from hexijax.checkpoint.assign import load_solver
 
+    (what, _, _) = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--slower", type=float, default=1.0, help="divides all rates")
+    slower = parser.parse_args().slower
     load_solver()
     if "MALLOC_ARENA_MAX" not in os.environ:  # it is read as a process starts
         command = [sys.executable, "-m", "experiments.recovery_table", *sys.argv[1:]]
         os.execve(sys.executable, command, {**os.environ, **KEPT_MEMORY})
     flag = f"--xla_force_host_platform_device_count={NODES}"
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag}
-    slower = float(sys.argv[1]) if sys.argv[1:] else 1.0
-    # Recoveries take longer, too: waking up late weighs less.
-    state = State(ARRAYS if slower == 1 else ARRAYS // 2)
+    state = State(max(1, round(ARRAYS / slower)))
     found: list[Cell] = []
     for cell in cells(state, slower=slower):
         found.append(cell)
@@ -430,7 +377,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["serve"]:
-        serve(Path(sys.argv[2]), float(sys.argv[3]))
-    else:
-        main()
+    main()

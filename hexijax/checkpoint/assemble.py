@@ -8,6 +8,7 @@ when its last piece has come. Host memory holds what has come and is not whole y
 """
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     Targets = Mapping[Slice, Sequence[jax.ShapeDtypeStruct]]
     Arrays = dict[Slice, list[jax.Array]]
+
+ALIGNED_BYTES = 64
+"""XLA's for a processor's arrays."""
 
 READERS = 4
 """Threads a source: reads of a disk or a network wait more than they compute."""
@@ -249,7 +253,7 @@ class _Coming:
             with self._lock:
                 buffer = self._buffers.get(part)
                 if buffer is None:
-                    buffer = self._buffers[part] = np.empty(box_shape(box), dtype)
+                    buffer = self._buffers[part] = _aligned(box_shape(box), dtype)
             buffer[index(inside(piece.box, box))] = found
             with self._lock:
                 self._left[part] -= piece.size
@@ -257,18 +261,22 @@ class _Coming:
                 if whole:
                     del self._buffers[part]
         if whole:
-            self._place(part, buffer.reshape(box_shape(box)))
+            ours = box != piece.box
+            self._place(part, buffer.reshape(box_shape(box)), ours=ours)
 
-    def _place(self, part: Slice, buffer: np.ndarray) -> None:
+    def _place(self, part: Slice, buffer: np.ndarray, *, ours: bool = False) -> None:
         import jax
         from jax.sharding import SingleDeviceSharding
 
-        for each, number, device in self._uses[part]:
+        uses = self._uses[part]
+        for each, number, device in uses:
             sharding = self._targets[each][number].sharding
             assert sharding is not None
             one = SingleDeviceSharding(device, memory_kind=sharding.memory_kind)
-            # Never an alias: the next update overwrites the device's memory.
-            shard = jax.device_put(buffer, one, may_alias=False)
+            # The next update overwrites the device's memory: an alias of what is one
+            # device's alone at most.
+            alias = ours and len(uses) == 1
+            shard = jax.device_put(buffer, one, may_alias=alias)
             with self._lock:
                 self._shards[each, number, device] = shard
 
@@ -289,6 +297,14 @@ class _Coming:
                 )
                 found.setdefault(each, []).append(array)
         return jax.block_until_ready(found)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that a processor's own device takes as it is."""
+    count = math.prod(shape) * dtype.itemsize
+    raw = np.empty(count + ALIGNED_BYTES, np.uint8)
+    first = -raw.ctypes.data % ALIGNED_BYTES
+    return raw[first : first + count].view(dtype).reshape(shape)
 
 
 class _Clock:
