@@ -53,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume is not None:
         run_name = arguments.resume or None
         resumed = RunFolder.find(arguments.out, experiment.name, run_name)
+        saved = saving.look(resumed, saving.facts(experiment))
+        if anew := saving.moved_settings(saved, session.settings):
+            screen.say(f"note: --set is not what the run had: {', '.join(anew)}")
     chain = trace_chain(experiment)
     for note in chain.notes:
         screen.say(f"note: {note}")
@@ -137,6 +140,7 @@ def _train(
     saver = None
     if not arguments.no_save:
         shared = {**saving.facts(experiment, chain), "data": fingerprint}
+        shared |= {saving.SETTINGS: dict(session.settings)}
         saver = saving.saver(
             folder, job.engine, shared, tiers, plan=job.plan, tell=screen.say
         )

@@ -6,8 +6,9 @@ that the platform stands; the experiment's file, which imports JAX, runs after.
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hexijax.cli.fields import Source, read_source
 from hexijax.cli.loading import beside, find_experiment, load_experiment
@@ -37,6 +38,9 @@ class Session:
     cluster: Cluster
     """Where."""
 
+    settings: Mapping[str, Any]
+    """What ``--set`` said, by field."""
+
 
 def open_session(
     arguments: argparse.Namespace, *, cpu: bool = False, emulate: bool = False
@@ -62,7 +66,9 @@ def open_session(
         from hexijax.runtime.devices import local_cluster
 
         cluster = local_cluster()
-    return Session(source=source, experiment=experiment, cluster=cluster)
+    return Session(
+        source=source, experiment=experiment, cluster=cluster, settings=values
+    )
 
 
 def find_plan(

@@ -231,7 +231,7 @@ class Loop:
         )
         if skips:
             at = "" if scale is None else f", the last at a loss scale of {scale:g}"
-            smaller = " or loss_scale" if scale is None else ", --set dtype=float32"
+            smaller = self._search() if scale is None else ", --set dtype=float32"
             ways = (
                 f"{MAX_SKIPPED} steps in a row were skipped{at}. Try a smaller "
                 f"learning rate{smaller}, or look at the data."
@@ -241,11 +241,19 @@ class Loop:
             save = "--save-every N" if flag else "save_every=N"
             clip = "" if experiment.clip_norm else f"{flag}clip_norm=1, "
             ways = (
-                f"Try {clip}a smaller learning rate or a longer warm-up, {flag}"
-                f"dtype=float32, or {flag}skip_nonfinite={yes} to leave such steps "
+                f"Try {clip}a smaller learning rate or a longer warm-up"
+                f"{self._search()}, {flag}dtype=float32, or {flag}skip_nonfinite={yes} to leave such steps "
                 f"out. With {save} a run can go on from before it."
             )
         raise Diverged(f"The {what}. {ways}")
+
+    def _search(self) -> str:
+        """Advice for whoever fixed the loss scale: what overflows at one may not at
+        another."""
+        if self.experiment.loss_scale is None:
+            return ""
+        word = "dynamic" if self.flag else "'dynamic'"
+        return f", {self.flag}loss_scale={word}"
 
 
 def ended(batches: int, asked: int, start: int) -> str:

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 BATCH = "batch"
 """The fact that says what a batch looks like."""
 
+SETTINGS = "settings"
+"""The fact that says what the command line set, by field; it need not be equal."""
+
 Facts = Mapping[str, Any]
 """By a name for people; JSON-able."""
 
@@ -267,6 +270,16 @@ def look(folder: RunFolder, shared: Facts) -> Stand:
     """Where a run was saved last."""
     found = stored(folder, lambda text: None)
     return checkpoint_look(found, where=str(folder.path), facts=shared)
+
+
+def moved_settings(saved: Stand, now: Mapping[str, Any]) -> list[str]:
+    """``field old -> new`` for each that was set to another value when it was saved; a
+    Trainer's runs have none."""
+    if SETTINGS not in saved.facts:
+        return []
+    then, own = saved.facts[SETTINGS], "the file's own"
+    fields = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    return [f"{k} {then.get(k, own)} -> {now.get(k, own)}" for k in fields]
 
 
 def moved_versions(saved: Stand) -> list[str]:

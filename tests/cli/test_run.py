@@ -113,6 +113,7 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys)
     folder = tmp_path / "half" / "tiny-001"
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "3"]
     assert run(tmp_path, *half, "--resume", "--set", "steps=5") == 0
+    assert "--set is not what the run had: steps 3 -> 5\n" in capsys.readouterr().out
     assert losses(folder) == losses(tmp_path / "tiny-001")
     lines = read_metrics(folder / "metrics.jsonl")
     assert {(line["scale"], line["skipped"]) for line in lines} == {(FIRST_SCALE, 0)}

@@ -256,6 +256,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_at_its_step(tmp_path: Path, make
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 4
     with pytest.raises(Diverged, match=r"gradient of step 0 is not finite \(loss 0\)"):
         make_loop(Engine(finite=0.0), steps=9).run()
+    for fields in ({}, {"skip_nonfinite": True}):
+        with pytest.raises(Diverged, match=r" rate.*, --set loss_scale=dynamic, "):
+            make_loop(Engine(finite=0.0), steps=99, loss_scale=64.0, **fields).run()
 
 
 def test_skipped_steps_are_borne_for_a_while(tmp_path: Path, make_loop):
