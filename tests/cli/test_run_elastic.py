@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,24 @@ def test_a_node_goes_and_comes_back(tmp_path: Path, capsys, happens):
     assert "slow/0" in plan
     assert "fast/" not in plan
     assert (folder / "members.txt").read_text() == "slow here\nfast leaves 60\n"
+
+
+def test_copies_and_a_far_tier_lose_no_step(tmp_path: Path, capsys, happens):
+    """A neighbour's copy of each step; then the whole folder's steps are gone."""
+    (tmp_path / "far").mkdir()
+    happens[3] = lambda file: file.write_text("slow gone\n")
+    far = ["--far", str(tmp_path / "far"), "--far-every", "2"]
+    assert run(tmp_path, "--elastic", "--neighbour-every", "1", *far, steps=4) == 0
+    folder, shown = tmp_path / "tiny-001", capsys.readouterr().out
+    assert "after step 3: slow lost; the run goes on from step 3\n" in shown
+    assert re.search(r"GB from device in .*, .* GB from peer in", shown)
+    sent = tmp_path / "far" / "tiny-001"
+    assert sorted(path.name for path in sent.iterdir()) == ["2", "4"]
+    whole = losses(folder)
+    shutil.rmtree(folder / "checkpoints")
+    assert run(tmp_path, "--resume", str(folder), steps=5) == 0
+    assert re.search(r"after step 4: .* GB from far in", capsys.readouterr().out)
+    assert losses(folder)[:4] == whole
 
 
 def test_sigterm_saves_and_leaves(tmp_path: Path, capsys, happens):
