@@ -242,8 +242,8 @@ class Loop:
             clip = "" if experiment.clip_norm else f"{flag}clip_norm=1, "
             ways = (
                 f"Try {clip}a smaller learning rate or a longer warm-up"
-                f"{self._search()}, {flag}dtype=float32, or {flag}skip_nonfinite={yes} to leave such steps "
-                f"out. With {save} a run can go on from before it."
+                f"{self._search()}, {flag}dtype=float32, or {flag}skip_nonfinite={yes} "
+                f"to leave such steps out. With {save} a run can go on from before it."
             )
         raise Diverged(f"The {what}. {ways}")
 
