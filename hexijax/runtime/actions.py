@@ -9,7 +9,7 @@ dictionary-free Python and the calls themselves.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ from hexijax.program.program import (
 from hexijax.runtime.borders import Border
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.later import later, once_there, value
-from hexijax.runtime.layout import DEVICE, PINNED_HOST
+from hexijax.runtime.layout import DEVICE, PINNED_HOST, Layout
 from hexijax.runtime.lowering import Compiled
 from hexijax.runtime.memories import copied, pin
 
@@ -63,11 +63,16 @@ class Parts:
     """Large arrays the loss closed over, on a place."""
     seed: Callable[[Place], Any]
     """The factor of the loss sum in the backward, on a place."""
-    judge: Callable[[Sequence[Any], Sequence[Place]], list[Any]]
-    """Squared norms, and a dynamic loss scale if there is one -> (norm, factor, finite,
-    scale) on each place."""
-    rescale: Callable[[Sequence[Any], Sequence[Place]], list[Any]]
-    """A loss scale as it is, or (verdict, scale) -> the next step's: on each place."""
+    judge: Callable[[Sequence[Any], Sequence[Place], Sequence[Place]], list[Any]]
+    """Squared norms, and a dynamic loss scale if there is one; where they are -> (norm,
+    factor, finite, scale) on each of some places."""
+    rescale: Callable[[Sequence[Any], Sequence[Place], Sequence[Place]], list[Any]]
+    """A loss scale as it is, or (verdict, scale); where they are -> the next step's: on
+    each of some places."""
+    collect: Callable[[Sequence[Any], Sequence[Place]], Any]
+    """What microbatches left, and where -> what the host reads."""
+    layout: Layout
+    """Where places are, and what carries between them."""
 
 
 class Actions:
@@ -81,8 +86,29 @@ class Actions:
             for place_segment, compiled in parts.segments.items()
         }
 
+    def elsewhere(self, instruction: Instruction) -> bool:
+        """Whether only other islands have to do with it."""
+        if isinstance(instruction, Load | Agree):
+            return False
+        return not any(self._heres(instruction))
+
+    def shared(self, instruction: Instruction) -> bool:
+        """Whether other islands have to do with it, too."""
+        if isinstance(instruction, Load | Free):
+            return False
+        if isinstance(instruction, Agree):
+            return bool(self._parts.layout.readers)
+        return len(set(self._heres(instruction))) > 1
+
+    def _heres(self, instruction: Instruction) -> Iterator[bool]:
+        """Of each place that has to do with it, whether it is driven here."""
+        buffers = [*(r.buffer for r in instruction.reads), *instruction.writes]
+        return (self._parts.layout.here(buffer.place) for buffer in buffers)
+
     def make(self, instruction: Instruction) -> Action:
         """Of one instruction; it forgets nothing."""
+        if self.elsewhere(instruction):
+            return nothing
         match instruction:
             case Load():
                 action = self._load(instruction)
@@ -132,7 +158,9 @@ class Actions:
         load = self._parts.load
         replica, microbatch = instruction.replica, instruction.microbatch
         places = [
-            (b.place, self._at(b)) for b in instruction.writes if b.kind is Kind.BATCH
+            (b.place, self._at(b))
+            for b in instruction.writes
+            if b.kind is Kind.BATCH and self._parts.layout.here(b.place)
         ]
 
         def action(slots: Slots) -> None:
@@ -259,6 +287,8 @@ class Actions:
 
     def fused(self, forward: Forward, backward: Backward) -> Action:
         """Of a last segment's forward that does its backward, too."""
+        if self.elsewhere(forward):
+            return nothing
         if backward.part is Part.INPUT:
             return self._fused_input(forward, backward)
         compiled = self._parts.segments[forward.place, forward.segment]
@@ -392,29 +422,32 @@ class Actions:
         return action
 
     def _agree(self, instruction: Agree) -> Action:
+        parts = self._parts
         if instruction.name == "loss":
             # Losses are summed on the host, in this order, when someone looks.
-            reads = [
-                self._at(r.buffer)
+            losses = [
+                r.buffer
                 for r in instruction.reads
                 if r.buffer.subject == instruction.name
             ]
+            reads = [self._at(buffer) for buffer in losses]
+            sources = [buffer.place for buffer in losses]
             writes = [self._at(b) for b in instruction.writes]
 
             def collect(slots: Slots) -> None:
-                values = [slots[s] for s in reads]
+                values = parts.collect([slots[s] for s in reads], sources)
                 for slot in writes:
                     slots[slot] = values
 
             return collect
-        parts = self._parts
         agree = parts.rescale if instruction.name == "scale" else parts.judge
         reads = [self._at(r.buffer) for r in instruction.reads]
         writes = [self._at(b) for b in instruction.writes]
+        sources = [r.buffer.place for r in instruction.reads]
         places = [b.place for b in instruction.writes]
 
         def action(slots: Slots) -> None:
-            given = agree([slots[s] for s in reads], places)
+            given = agree([slots[s] for s in reads], sources, places)
             for slot, each in zip(writes, given, strict=True):
                 slots[slot] = each
 
@@ -428,9 +461,10 @@ class Actions:
         (new_state,) = self._writes(instruction, Kind.STATE).values()
         new_slice = list(self._writes(instruction, Kind.PARAM).values())
         travels = bool(new_slice)
+        settle = self._parts.layout.carrier.settle
 
         def on_host(slots: Slots) -> None:
-            judged = slots[verdict[0]] if verdict else None
+            judged = settle(slots[verdict[0]]) if verdict else None
             work = functools.partial(
                 group.update_on_host,
                 *(home, slots[state], slots[grad], judged),
@@ -444,7 +478,7 @@ class Actions:
             return on_host
 
         def action(slots: Slots) -> None:
-            judged = slots[verdict[0]] if verdict else None
+            judged = settle(slots[verdict[0]]) if verdict else None
             slots[new_state], made = group.update(
                 home, slots[state], slots[grad], judged, travels=travels
             )

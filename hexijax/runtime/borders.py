@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from hexijax.errors import UserError
 from hexijax.layers.chain import ITEM_BYTES
 from hexijax.plan.plan import Place
+from hexijax.runtime.carrying import Piece
 from hexijax.runtime.layout import Layout
-from hexijax.runtime.move import move
+from hexijax.runtime.move import joined
 from hexijax.runtime.programs import Programs, struct
 
 Structs = Sequence[jax.ShapeDtypeStruct]
@@ -51,48 +52,62 @@ class Border:
         self.num_out, self.num_in = pieces // a, pieces // b
         dims = [_sample_dim(x, y, a, b) for x, y in zip(given, wanted, strict=True)]
         wire = [_narrower(x.dtype, y.dtype) for x, y in zip(given, wanted, strict=True)]
+        self._given = self._laned(source, given)
         self._send = self._split(programs, given, dims, wire, cotangent)
         self._recv = self._merge(programs, given, wanted, dims, wire, cotangent)
 
-    def send(self, arrays: tuple[jax.Array, ...]) -> list[list[jax.Array]]:
-        """Pieces on the target's devices, on their way: ``[piece][array]``."""
-        by_piece = self._send(arrays)
+    def send(self, arrays: tuple[jax.Array, ...] | None) -> list[list[Any]]:
+        """Pieces on the target's devices, on their way: ``[piece][array]``.
+
+        Args:
+          arrays: None where they lie on another island.
+        """
+        by_piece = self._send(self._given if arrays is None else arrays)
         flat = [x for piece in by_piece for x in piece]
         if self.num_out == self.num_in == 1:
-            return [move(flat, [self.layout.by_lane(self.target)] * len(flat))]
+            targets = [self.layout.by_lane(self.target)] * len(flat)
+            return [self.layout.move(flat, targets)]
         return self._deal(by_piece)
 
-    def recv(self, wire: list[list[jax.Array]]) -> tuple[jax.Array, ...]:
-        """The arrays on the target's lanes."""
-        return self._recv(wire)
+    def recv(self, wire: list[list[Any]]) -> tuple[jax.Array, ...]:
+        """The arrays on the target's lanes, all of which have come."""
+        return self._recv(self.layout.carrier.settle(wire))
 
-    def _deal(self, by_piece: list[tuple[jax.Array, ...]]) -> list[list[jax.Array]]:
+    def _deal(self, by_piece: list[tuple[Any, ...]]) -> list[list[Any]]:
         """Piece j of source lane i is the microbatch's piece ``i * num_out + j``."""
         a, b = self.layout.lanes(self.source), self.layout.lanes(self.target)
         source, target = self.layout.mesh(self.source), self.layout.mesh(self.target)
         width = target.devices.shape[1]
-        copies: list[jax.Array] = []
-        wanted: list[jax.Device] = []
+        pieces: list[Piece] = []
         for q in range(self.num_in):
-            for n in range(len(by_piece[0])):
+            for n, first in enumerate(by_piece[0]):
                 for lane in range(b):
                     i, j = divmod(lane * self.num_in + q, self.num_out)
-                    array = by_piece[j][n]
-                    shards = {s.device: s.data for s in array.addressable_shards}
                     row = source.devices[i % a]
+                    shards = _shards(by_piece[j][n])
                     for m in range(width):
-                        copies.append(shards[row[m % len(row)]])
-                        wanted.append(target.devices[lane, m])
-        arrived = iter(jax.device_put(copies, wanted))
+                        device = row[m % len(row)]
+                        pieces.append(
+                            Piece(
+                                functools.partial(shards.__getitem__, device),
+                                (1, *first.shape[1:]),
+                                first.dtype,
+                                device,
+                                target.devices[lane, m],
+                                (q, n, lane),
+                            )
+                        )
+        arrived = iter(self.layout.carrier.carry(pieces))
         sharding = self.layout.by_lane(self.target)
         return [
             [
-                jax.make_array_from_single_device_arrays(
-                    (b, *by_piece[0][n].shape[1:]),
+                joined(
+                    (b, *x.shape[1:]),
+                    x.dtype,
                     sharding,
-                    [next(arrived) for _ in range(b * width)],
+                    [([next(arrived)], ()) for _ in range(b * width)],
                 )
-                for n in range(len(by_piece[0]))
+                for x in by_piece[0]
             ]
             for _ in range(self.num_in)
         ]
@@ -166,6 +181,12 @@ class Border:
     def _laned(self, place: Place, arrays: Structs) -> tuple[jax.ShapeDtypeStruct, ...]:
         lanes, sharding = self.layout.lanes(place), self.layout.by_lane(place)
         return tuple(struct((lanes, *x.shape), x.dtype, sharding) for x in arrays)
+
+
+def _shards(x: Any) -> dict[jax.Device, jax.Array]:
+    """What lies on each device; nothing of an array that is elsewhere."""
+    here = isinstance(x, jax.Array)
+    return {s.device: s.data for s in x.addressable_shards} if here else {}
 
 
 def _sample_dim(x: Any, y: Any, lanes_x: int, lanes_y: int) -> int | None:

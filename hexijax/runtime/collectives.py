@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
-from hexijax.runtime.group_shapes import Arrays, GroupShapes
+from hexijax.runtime.group_shapes import Arrays, GroupShapes, Sent
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.programs import struct
@@ -35,9 +35,9 @@ class Packed(NamedTuple):
     """What has come to one place."""
 
     path: int
-    rows: tuple[jax.Array, ...]
+    rows: Sent
     """Of parameters one vector of all rows; of a sum the home's own row, if any."""
-    rests: tuple[jax.Array, ...]
+    rests: Sent
     """Of parameters by home, of a sum by member; without those that have none."""
 
 
@@ -145,13 +145,14 @@ class Collectives(GroupShapes):
 
     # Collectives
 
-    def _copies(
-        self, arrays: Sequence[jax.Array], places: Sequence[Place]
-    ) -> list[jax.Array]:
+    @property
+    def _members_here(self) -> bool:
+        """Whether this process drives the users: one does, of all of them."""
+        return self.layout.here(self.members[0])
+
+    def _copies(self, arrays: Sequence[Any], places: Sequence[Place]) -> list[Any]:
         """Arrays where they are wanted, each a place of one device, in one call."""
-        devices = [self.layout.devices[self.layout.shape(p)[0][0]] for p in places]
-        moved = jax.device_put([*arrays], devices) if arrays else []
-        return [self._placed(p, x) for p, x in zip(places, moved, strict=True)]
+        return self.layout.move(arrays, [self.layout.replicated(p) for p in places])
 
     @memo
     def _nothing(self, member: Place, row: int, word: str) -> Callable[[], jax.Array]:

@@ -9,7 +9,7 @@ weight, the random keys, and the numbers people read.
 import collections
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,13 +47,16 @@ from hexijax.runtime import scaling, weights
 from hexijax.runtime import state as stored
 from hexijax.runtime.actions import Parts
 from hexijax.runtime.borders import Border
+from hexijax.runtime.carrying import ONE_PROCESS, Carrier
 from hexijax.runtime.compiled import compiled_temps
+from hexijax.runtime.everywhere import everywhere
 from hexijax.runtime.executor import Executor, Watch
 from hexijax.runtime.feed import Feed
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.intake import abstract_params, made_params
 from hexijax.runtime.layout import Layout
+from hexijax.runtime.losses import Losses
 from hexijax.runtime.lowering import Work
 from hexijax.runtime.making import Made
 from hexijax.runtime.memo import MADE_BY, memo
@@ -91,6 +94,8 @@ class Engine:
       cluster: kinds of the devices, which decide compute dtype and attention.
       devices: cluster device name -> JAX device of this process.
       progress: told (what, done, total) while compiling.
+      carrier: what takes arrays from device to device, and which devices are here; the
+        engines of all islands must then be told to do the same in the same order.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Engine:
         devices: Mapping[str, jax.Device],
         *,
         progress: Progress | None = None,
+        carrier: Carrier = ONE_PROCESS,
     ):
         self.experiment, self.plan, self.chain = experiment, plan, chain
         self.cluster, self.devices = cluster, dict(devices)
@@ -112,7 +118,11 @@ class Engine:
         reach = classify(experiment.optimizer, self._abstract, frozen=chain.frozen)
         _refuse_cut_stacks(reach, chain)
         self.layout = Layout(
-            plan, chain, self.devices, whole_leaves=reach is Reach.PER_LEAF
+            plan,
+            chain,
+            self.devices,
+            whole_leaves=reach is Reach.PER_LEAF,
+            carrier=carrier,
         )
         self.loss_scale = loss_scale(
             experiment.loss_scale, [stage.dtype for _, stage in plan.stages()]
@@ -140,8 +150,9 @@ class Engine:
         )
         self._form = BatchForm(size=plan.batch_size, arrays=chain.batch)
         self._pads_all = False
-        self._programs = Programs()
+        self._programs = Programs(carrier)
         self._segments = self._cut()
+        self._losses = self._make_losses()
         self._feed = self._make_feed()
         self.groups = self._make_groups()
         compiler = Compiler(self.layout, progress)
@@ -152,6 +163,8 @@ class Engine:
         self._evaluator: Executor | None = None
         self._came_as: Mapping[str, str] = {}
         self._seeds: dict[Place, jax.Array] = {}
+        self._asked = 0
+        """How often the state of all islands was asked for."""
 
     # Building.
 
@@ -169,6 +182,10 @@ class Engine:
     def _make_feed(self) -> Feed:
         seed = self.experiment.seed
         return Feed(self.layout, self._segments, self._traced, seed)
+
+    def _make_losses(self) -> Losses:
+        names = {n for s in self._segments.values() for n in s.scalar_names}
+        return Losses(self.layout, self._programs, sorted(names))
 
     @memo
     def _trace(
@@ -266,6 +283,8 @@ class Engine:
             (True, True): Work.FUSED_SPLIT,
         }
         for (place, i), segment in self._segments.items():
+            if not self.layout.here(place):
+                continue
             dtypes = self._param_dtypes(place)
             ids = [dtypes[leaf.id] for leaf in segment.leaves]
             work = kinds[(place, i) in fused, (place, i) in split]
@@ -283,6 +302,8 @@ class Engine:
             seed=lambda place: self._seeds[place],
             judge=self._verdicts.judge,
             rescale=self._verdicts.rescale,
+            collect=self._losses.collect,
+            layout=self.layout,
         )
 
     def _borders(self, program: Program) -> dict[Any, Border]:
@@ -340,12 +361,9 @@ class Engine:
         """The first parameters of ``given``, or of the experiment, at their homes, with
         fresh moments."""
         reads = collections.Counter(
-            leaf.name
-            for group in self.groups.values()
-            for home in group.homes
-            for leaf, _ in group.held[home]
+            leaf.name for group, home in self._homes() for leaf, _ in group.held[home]
         )
-        device = next(iter(self.devices.values()))
+        device = next(d for d in self.devices.values() if self.layout.carrier.here(d))
         self._put_params(made_params(given or self.experiment, device, reads))
 
     def set_params(self, params: Any) -> None:
@@ -364,15 +382,26 @@ class Engine:
             masters = functools.partial(weights.put_masters, params)
         else:
             masters = functools.partial(self._cut_masters, params)
-        for group in self.groups.values():
-            for home in group.homes:
-                state = group.init_state(home, masters(group, home))
-                self._executor.put(group.state_buffer(home), state)
+        for group, home in self._homes():
+            state = group.init_state(home, masters(group, home))
+            self._executor.put(group.state_buffer(home), state)
         self._put_scale(scaling.first_state())
         self._executor.run_prologue()
 
+    def _homes(self) -> Iterator[tuple[GroupRuntime, Place]]:
+        """Every group with each of its homes that this process drives."""
+        for group in self.groups.values():
+            for home in group.homes:
+                if self.layout.here(home):
+                    yield group, home
+
+    @property
+    def _has_scale(self) -> bool:
+        """Whether this process keeps the state of a dynamic loss scale."""
+        return self._rules.dynamic_scale and self.layout.here(self._verdicts.host)
+
     def _put_scale(self, state: Any) -> None:
-        if self._rules.dynamic_scale:
+        if self._has_scale:
             here = self.layout.replicated(self._verdicts.host)
             self._executor.put(names.scale(HOST), jax.device_put(state, here))
 
@@ -385,20 +414,27 @@ class Engine:
         return group.place_masters(home, cut)
 
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
-        """(home, group) -> master parameters and moments."""
+        """(home, group) -> master parameters and moments, of homes that are here."""
         return {
-            (home, name): self._executor.get(group.state_buffer(home))
-            for name, group in self.groups.items()
-            for home in group.homes
+            (home, group.group.name): self._executor.get(group.state_buffer(home))
+            for group, home in self._homes()
         }
+
+    def _everywhere(self, field: str) -> stored.State:
+        self._asked += 1
+        return everywhere(
+            self.layout, self.groups, self.state(), [field], turn=self._asked
+        )
 
     def params(self) -> Any:
         """The user's parameter tree, as NumPy arrays of the master copies."""
-        return stored.assemble(self._abstract, self.groups, self.state())
+        state = self._everywhere("master")
+        return stored.assemble(self._abstract, self.groups, state)
 
     def weights(self) -> Source:
         """The master parameters as a source: read where they lie, box by box."""
-        return weights.Held(self._abstract, self.groups, self.state())
+        state = self._everywhere("master")
+        return weights.Held(self._abstract, self.groups, state)
 
     def stored_params(self) -> list[Param]:
         """Where each parameter is in the model's tree."""
@@ -406,24 +442,24 @@ class Engine:
 
     def moments_like(self, kind: str) -> dict[str, np.ndarray]:
         """One kind of moment by parameter name; ``kind`` is its path in the state."""
-        return stored.assemble_moments(self._abstract, self.groups, self.state(), kind)
+        state = self._everywhere("moments")
+        return stored.assemble_moments(self._abstract, self.groups, state, kind)
 
     def slices(self) -> dict[Slice, list[jax.Array]]:
         """Every state array where it lies, and a loss scale; see ``state.slices``."""
         found = stored.slices(self.groups, self.state())
-        if self._rules.dynamic_scale:
+        if self._has_scale:
             found[scaling.SLICE] = [self._executor.get(names.scale(HOST))]
         return found
 
     def targets(self) -> dict[Slice, list[jax.ShapeDtypeStruct]]:
         """Shapes, dtypes and shardings of ``slices``, in its order."""
         structs = {
-            (home, name): group.state_structs(home)
-            for name, group in self.groups.items()
-            for home in group.homes
+            (home, group.group.name): group.state_structs(home)
+            for group, home in self._homes()
         }
         targets = stored.slices(self.groups, structs)
-        if self._rules.dynamic_scale:
+        if self._has_scale:
             where = self.layout.replicated(self._verdicts.host)
             targets[scaling.SLICE] = [struct(scaling.SHAPE, "float32", where)]
         return targets
@@ -440,10 +476,10 @@ class Engine:
 
         The next update overwrites the arrays.
         """
-        state = stored.unsliced(self.groups, arrays)
+        state = stored.unsliced(self._homes(), arrays)
         for (home, name), value in state.items():
             self._executor.put(self.groups[name].state_buffer(home), value)
-        if self._rules.dynamic_scale:
+        if self._has_scale:
             self._put_scale(arrays[scaling.SLICE][0])
         self._executor.run_prologue()
 
@@ -468,6 +504,8 @@ class Engine:
             )
         for r, replica in enumerate(self.plan.replicas):
             last = stage_place(r, len(replica.stages) - 1)
+            if not self.layout.here(last):
+                continue
             seed = jax.device_put(
                 np.float32(self._seed(r, weight)), self.layout.replicated(last)
             )
@@ -525,6 +563,7 @@ class Engine:
             del twin.__dict__[name]
         twin._pads_all, twin._evaluator = True, None
         twin._segments = twin._cut()
+        twin._losses = twin._make_losses()
         twin._feed = twin._make_feed()
         return twin
 
@@ -539,7 +578,8 @@ class Engine:
             )
             compiler = Compiler(self.layout)
             self._add(compiler, program, grad=False)
-            self._evaluator = Executor(program, self._parts(program, compiler))
+            name = "short batch" if self._pads_all else "evaluation"
+            self._evaluator = Executor(program, self._parts(program, compiler), name)
         weight = self._feed.begin(batch, number)
         for buffer in self._evaluator.given:
             self._evaluator.put(buffer, self._executor.get(buffer))
@@ -558,14 +598,15 @@ class Engine:
 
     def _totals(self, left: Mapping[Any, Any], weight: float) -> Sums:
         by_name = {b.subject: value for b, value in left.items()}
-        return totals(jax.device_get(by_name["loss"]), weight)
+        return totals(self._losses.read(by_name["loss"]), weight)
 
     def _fetch(self, left: Mapping[Any, Any], weight: float) -> dict[str, float]:
         by_name = {b.subject: value for b, value in left.items()}
         found = numbers(self._totals(left, weight), weight)
         if "norm" not in by_name:
             return found
-        norm, _, finite, scale = map(float, jax.device_get(by_name["norm"]))
+        verdict = self.layout.carrier.settle(by_name["norm"])
+        norm, _, finite, scale = map(float, jax.device_get(verdict))
         return found | judged(
             norm=norm,
             finite=finite,

@@ -25,6 +25,7 @@ from hexijax.program.program import (
 )
 from hexijax.program.waiting import held_back
 from hexijax.runtime.actions import Action, Actions, Parts, Slots, nothing
+from hexijax.runtime.carrying import Spot, spot
 from hexijax.runtime.later import Later, value
 from hexijax.runtime.memories import check_memory
 
@@ -35,14 +36,21 @@ Watch = Callable[[Instruction, Sequence[Any]], None]
 class Executor:
     """A Program bound to compiled parts."""
 
-    def __init__(self, program: Program, parts: Parts):
+    def __init__(self, program: Program, parts: Parts, name: str = "step"):
+        """``name``: what sets it apart from other executors of its engine."""
         self._slot: dict[Buffer, int] = {}
         self.slots: Slots = []
         self._actions = Actions(parts, self._at)
-        self.prologue = [self._at_rest(i) for i in program.prologue]
-        self.body = self._body(program)
+        self._settle = parts.layout.carrier.settle
+        self._name, self._runs = name, 0
         self._program = program
-        self.drain = [self._action(i) for i in program.drain]
+        self.prologue = self._spotted(
+            program.prologue, [self._at_rest(i) for i in program.prologue]
+        )
+        self.body = self._spotted(program.body, self._body(program))
+        self.drain = self._spotted(
+            program.drain, [self._action(i) for i in program.drain]
+        )
         self.given = _given(program)
         """State and parameters that a body finds where the step before left them."""
         ahead = [b for b in self._slot if b.step == 1]
@@ -119,6 +127,26 @@ class Executor:
         finally:
             self.body = plain
 
+    def _spotted(
+        self, section: Sequence[Instruction], actions: list[Action]
+    ) -> list[Action]:
+        """Actions; those that other islands take part in say where they stand."""
+
+        def spotted(index: int, instruction: Instruction, action: Action) -> Action:
+            if not self._actions.shared(instruction):
+                return action
+
+            def at_spot(slots: Slots) -> None:
+                spot.set(Spot((self._name, self._runs, index), instruction))
+                action(slots)
+
+            return at_spot
+
+        return [
+            spotted(index, *both)
+            for index, both in enumerate(zip(section, actions, strict=True))
+        ]
+
     def _body(self, program: Program) -> list[Action]:
         """Actions of the body; a fused backward is done by its forward."""
         pairs, held = fused_pairs(program), held_back(program.body)
@@ -153,6 +181,7 @@ class Executor:
 
     def _run(self, actions: Sequence[Action]) -> None:
         slots = self.slots
+        self._runs += 1
         for action in actions:
             action(slots)
         for ahead, now in self._turn:
@@ -163,7 +192,7 @@ class Executor:
         """What a buffer holds between steps."""
         if buffer.kind is Kind.STATE or buffer.kind is Kind.PARAM:
             self.settle()
-        return value(self.slots[self._at(buffer)])
+        return self._settle(value(self.slots[self._at(buffer)]))
 
     def put(self, buffer: Buffer, value: Any) -> None:
         """Fill a buffer between steps."""

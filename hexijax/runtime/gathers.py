@@ -20,10 +20,9 @@ from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.program.program import Memory, Site
 from hexijax.runtime.collectives import Collectives, Packed, as_words, padded
-from hexijax.runtime.group_shapes import Arrays, is_like
+from hexijax.runtime.group_shapes import Arrays, Sent, is_like
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
-from hexijax.runtime.move import move
 from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
@@ -31,11 +30,14 @@ from hexijax.runtime.programs import struct
 class Gathers(Collectives):
     """Gather and Join of one group."""
 
-    def slices(self, home: Place, state: dict[str, Any]) -> Arrays:
+    def slices(self, home: Place, state: dict[str, Any] | None) -> Sent:
         """New parameters of a home's boxes in the dtype they travel in.
 
-        Where that is the master's dtype they are the master arrays themselves.
+        Where that is the master's dtype they are the master arrays themselves. Of a
+        home on another island there is no state, and they are structs.
         """
+        if state is None:
+            return self._elsewhere(home)
         if self._memory is Memory.HOST:
             return self._from_host(home, state["master"])
         dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
@@ -92,20 +94,32 @@ class Gathers(Collectives):
             made.append(x if self.group.trainable else jax.block_until_ready(x))
         return tuple(made)
 
-    def on_devices(self, home: Place, slices: Arrays) -> Arrays:
+    def _elsewhere(self, home: Place) -> Sent:
+        """What ``slices`` gives of a home on another island."""
+        assert not self.layout.here(home), (self.group.name, home)
+        if any(self._packs(home)):
+            return self._sent(home, self.layout.replicated(home))
+        return tuple(
+            struct(m.shape, self.slice_dtypes[leaf.id], m.sharding)
+            for m, (leaf, _) in zip(self._masters(home), self.held[home], strict=True)
+        )
+
+    def on_devices(self, home: Place, slices: Arrays | None) -> Sent:
         """Slices that an update has made, at their home; the host's come there."""
+        if slices is None:
+            return self._elsewhere(home)
         if self._site is not Site.HOST:
             return slices
         return tuple(jax.device_put(list(slices), list(self._slices(home))))
 
-    def send_params(self, place: Place, slices: Mapping[Place, Arrays]) -> Any:
+    def send_params(self, place: Place, slices: Mapping[Place, Sent]) -> Any:
         """Every leaf's pieces on their way to a place."""
         if self.homes == (place,):
             return slices[place]
         if any(map(self._packs, self.homes)):
             sent = [x for home in self.homes for x in slices[home]]
             here = self._at(place)
-            came = iter(move(sent, [here] * len(sent)))
+            came = iter(self.layout.move(sent, [here] * len(sent)))
             return [tuple(next(came) for _ in slices[home]) for home in self.homes]
         flat: list[jax.Array] = []
         targets: list[NamedSharding] = []
@@ -116,27 +130,29 @@ class Gathers(Collectives):
                 self._pieces(place, home) if home != place else self._slices(home)
             )
             order += [(leaf.id, box) for leaf, box in self.held[home]]
-        moved = dict(zip(order, move(flat, targets), strict=True))
+        moved = dict(zip(order, self.layout.move(flat, targets), strict=True))
         return tuple(
             [moved[key] for key in sorted(moved) if key[0] == leaf.id]
             for leaf in self.group.leaves
         )
 
-    def gather(self, slices: Mapping[Place, Arrays], path: int) -> dict[Place, Packed]:
+    def gather(self, slices: Mapping[Place, Sent], path: int) -> dict[Place, Packed]:
         """What every user gets, a part of it by one collective."""
         cuts, word = self._cuts(path, self.slice_dtypes), self._slice_word
         row = max(cut.row for cut in cuts.values())
-        rows: dict[Place, jax.Array] = {}
-        rests: list[jax.Array] = []
+        rows: dict[Place, Any] = {}
+        rests: list[Any] = []
         for home in self.homes:
             mine, rest = self._row_and_rest(home, path)(slices[home])
             rows.update((home, x) for x in mine)
             rests += rest
-        own = [
-            rows[m] if m in rows else self._nothing(m, row, word)()
-            for m in self.members
-        ]
-        whole = self._parts(self._all_gather(row, word)(self._global(own)))
+        whole: dict[Place, Any] = dict.fromkeys(self.members)
+        if self._members_here:
+            own = [
+                rows[m] if m in rows else self._nothing(m, row, word)()
+                for m in self.members
+            ]
+            whole = self._parts(self._all_gather(row, word)(self._global(own)))
         to = [member for member in self.members for _ in rests]
         copies = iter(self._copies(rests * len(self.members), to))
         return {
@@ -194,7 +210,8 @@ class Gathers(Collectives):
         )
 
     def join(self, place: Place, pieces: Any) -> Arrays:
-        """The group's parameters as a place computes with them."""
+        """The group's parameters as a place computes with them, of what has come."""
+        pieces = self.layout.carrier.settle(pieces)
         if isinstance(pieces, Packed):
             return self._of_rows(place, pieces.path)(pieces.rows, pieces.rests)
         if any(map(self._packs, self.homes)):

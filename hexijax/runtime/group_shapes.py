@@ -22,6 +22,8 @@ from hexijax.runtime.memo import memo
 from hexijax.runtime.programs import Programs, struct
 
 Arrays = tuple[jax.Array, ...]
+Sent = tuple[Any, ...]
+"""Arrays; structs of those elsewhere; those that are still to come."""
 
 
 class GroupShapes:

@@ -101,9 +101,9 @@ class GroupRuntime(Sums, Gathers):
     def state_structs(self, home: Place) -> dict[str, Any]:
         """Shapes and shardings of the state as it rests at a home: ``master`` and
         ``moments``."""
-        return self.at_rest(self._computed_structs(home))
+        return self.at_rest(self.computed_structs(home))
 
-    def _computed_structs(self, home: Place) -> dict[str, Any]:
+    def computed_structs(self, home: Place) -> dict[str, Any]:
         """As the update reads it."""
         return {"master": self._masters(home), "moments": self._moment_structs(home)}
 
@@ -213,7 +213,7 @@ class GroupRuntime(Sums, Gathers):
             cast = (x.astype(d) for x, d in zip(new["master"], casts, strict=True) if d)
             return new, tuple(cast)
 
-        structs = self._computed_structs(home)
+        structs = self.computed_structs(home)
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
             args.append(struct((4,), "float32", self.layout.replicated(home)))

@@ -7,6 +7,7 @@ with it, and what stands before that is handed over meanwhile.
 """
 
 import concurrent.futures
+import contextvars
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ def value(x: Any) -> Any:
 
 def later(work: Callable[[], tuple[Any, ...]], parts: int) -> tuple[Later, ...]:
     """The parts of what ``work`` will return, after all that was asked for before."""
-    future = _worker().submit(work)
+    future = _worker().submit(contextvars.copy_context().run, work)
     return tuple(Later(future, part) for part in range(parts))
 
 

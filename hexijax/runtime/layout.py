@@ -10,6 +10,7 @@ Parameters and state have no such dim.
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from hexijax.layers.chain import Chain, Group, Leaf
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.boxes import Box, state_boxes
 from hexijax.program.buckets import buckets
+from hexijax.runtime.carrying import ONE_PROCESS, Carrier
 from hexijax.runtime.memo import memo
+from hexijax.runtime.move import move
 
 DATA, MODEL = "data", "model"
 
@@ -39,6 +42,8 @@ class Layout:
     devices: Mapping[str, jax.Device]
     whole_leaves: bool = False
     """Keep each leaf's state undivided over lanes (optimizers that look inside)."""
+    carrier: Carrier = ONE_PROCESS
+    """What takes arrays from place to place."""
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -73,6 +78,27 @@ class Layout:
             return (place,), 1, 1
         stage = self.plan.stage(place)
         return stage.devices, stage.lanes, stage.tensor
+
+    @memo
+    def here(self, place: Place) -> bool:
+        """Whether this process drives a place; else its devices are ghosts."""
+        return self.carrier.here(self.devices[self.shape(place)[0][0]])
+
+    @functools.cached_property
+    def readers(self) -> list[NamedSharding]:
+        """A place on each island to read a step's numbers from."""
+        grids = [np.array([[d]], dtype=object) for d in self.carrier.readers]
+        meshes = [Mesh(grid, (DATA, MODEL)) for grid in grids]
+        return [NamedSharding(mesh, PartitionSpec()) for mesh in meshes]
+
+    @functools.cached_property
+    def reader(self) -> int:
+        """Which of them is here."""
+        return [self.carrier.here(d) for d in self.carrier.readers].index(True)
+
+    def move(self, arrays: Sequence[Any], targets: Sequence[NamedSharding]) -> Any:
+        """``move.move`` by the layout's carrier."""
+        return move(arrays, targets, self.carrier)
 
     def lanes(self, place: Place) -> int:
         """Data degree of a place."""

@@ -3,61 +3,111 @@
 ``jax.device_put`` onto a mesh whose slices differ falls back to a blocking copy through
 host memory (8 instead of 270 GB/s between NVLink cards). Here each target shard is put
 together from the source shards it overlaps: cut on the source, copy, assemble on the
-target. All copies of a call go out in one ``device_put``.
+target. All copies of a call go out in one ``Carrier.carry``.
 """
 
 import functools
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from hexijax.program.boxes import Box, overlap
+from hexijax.runtime.carrying import ONE_PROCESS, Carrier, Coming, Piece, settled
+from hexijax.runtime.programs import struct
 
-Part = tuple[jax.Device, Box | None, jax.Device]
-"""A piece of a shard: who holds it, the cut (None: all of it), its target."""
+
+class Part(NamedTuple):
+    """A piece of a shard."""
+
+    source: jax.Device
+    cut: Box | None
+    """Within the source's shard; None: all of it."""
+    target: jax.Device
+    box: Box
+    """Of the whole array."""
+
 
 Recipe = tuple[tuple[tuple[int, ...], tuple[Part, ...]], ...]
 """Per target shard: the grid its pieces form, and the pieces in row-major order."""
 
 
 def move(
-    arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]
-) -> list[jax.Array]:
+    arrays: Sequence[Any],
+    targets: Sequence[NamedSharding],
+    carrier: Carrier = ONE_PROCESS,
+) -> list[Any]:
     """Each array on its target sharding; dispatched at once, nothing waits.
 
     An array that already has the sharding is returned as it is.
+
+    Args:
+      arrays: what is elsewhere is a struct with its sharding.
+      targets: where they are wanted.
+      carrier: what makes the copies.
+
+    Returns:
+      Arrays; ``Coming`` for what another island sends, and structs for what is wanted
+      elsewhere.
     """
-    pieces: list[jax.Array] = []
-    wanted: list[jax.Device] = []
-    recipes = []
-    for array, target in zip(arrays, targets, strict=True):
-        if array.sharding.is_equivalent_to(target, array.ndim) and (
+    pieces: list[Piece] = []
+    recipes: list[Recipe | None] = []
+    for n, (array, target) in enumerate(zip(arrays, targets, strict=True)):
+        if array.sharding.is_equivalent_to(target, len(array.shape)) and (
             array.sharding.device_set == target.device_set
         ):
             recipes.append(None)
             continue
         recipe = _recipe(array.sharding, target, array.shape)
-        data = {shard.device: shard.data for shard in array.addressable_shards}
-        for _, parts in recipe:
-            for source, cut, device in parts:
-                pieces.append(data[source] if cut is None else _cut(data[source], cut))
-                wanted.append(device)
+        pieces += _pieces(n, array, recipe)
         recipes.append(recipe)
-    copies = iter(jax.device_put(pieces, wanted) if pieces else ())
-    moved = []
+    copies = iter(carrier.carry(pieces) if pieces else ())
+    moved: list[Any] = []
     for array, target, recipe in zip(arrays, targets, recipes, strict=True):
         if recipe is None:
             moved.append(array)
             continue
-        shards = [
-            _assemble([next(copies) for _ in parts], grid) for grid, parts in recipe
-        ]
-        moved.append(
-            jax.make_array_from_single_device_arrays(array.shape, target, shards)
-        )
+        shards = [([next(copies) for _ in parts], grid) for grid, parts in recipe]
+        moved.append(joined(array.shape, array.dtype, target, shards))
     return moved
+
+
+def joined(
+    shape: tuple[int, ...],
+    dtype: Any,
+    target: NamedSharding,
+    shards: Sequence[tuple[list[Any], tuple[int, ...]]],
+) -> Any:
+    """An array of the pieces of its shards, each shard's with the grid they form; a
+    struct where it is elsewhere, and to come where any of them is."""
+    flat = [x for parts, _ in shards for x in parts]
+    if any(x is None for x in flat):
+        return struct(shape, dtype, target)
+
+    def made() -> jax.Array:
+        whole = [_assemble(settled(parts), grid) for parts, grid in shards]
+        return jax.make_array_from_single_device_arrays(shape, target, whole)
+
+    return Coming(made) if any(isinstance(x, Coming) for x in flat) else made()
+
+
+def _pieces(n: int, array: Any, recipe: "Recipe") -> list[Piece]:
+    """What the recipe of array ``n`` of a call asks for."""
+    here = isinstance(array, jax.Array)
+    data = {s.device: s.data for s in array.addressable_shards} if here else {}
+
+    def piece(part: Part) -> Piece:
+        def taken() -> jax.Array:
+            shard = data[part.source]
+            return shard if part.cut is None else _cut(shard, part.cut)
+
+        shape = tuple(stop - start for start, stop in part.box)
+        source, target = part.source, part.target
+        return Piece(taken, shape, array.dtype, source, target, (n, part.box))
+
+    return [piece(part) for _, parts in recipe for part in parts]
 
 
 def _box(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Box:
@@ -93,7 +143,7 @@ def _recipe(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Recip
         overlaps = (overlap(box, want) for _, box in chosen)
         shared = [both for both in overlaps if both is not None]  # all of them
         parts = tuple(
-            (source_device, _within(both, box), device)
+            Part(source_device, _within(both, box), device, both)
             for (source_device, box), both in zip(chosen, shared, strict=True)
         )
         grid = tuple(len({both[d] for both in shared}) for d in range(len(shape)))

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hexijax.runtime.carrying import ONE_PROCESS, Carrier
+
 _ONE_COLLECTIVE: dict[str, bool | str] = {
     f"xla_gpu_{kind}_combine_threshold_bytes": str(2**31 - 1)
     for kind in ("all_gather", "all_reduce", "reduce_scatter")
@@ -17,12 +19,22 @@ _ONE_COLLECTIVE: dict[str, bool | str] = {
 class Programs:
     """Compiled programs by what they compute: groups that are alike share one."""
 
-    def __init__(self) -> None:
+    def __init__(self, carrier: Carrier = ONE_PROCESS) -> None:
+        """``carrier`` knows which devices are here."""
         self._made: dict[Any, Callable[..., Any]] = {}
+        self._carrier = carrier
 
     def get(self, f: Callable[..., Any], args: Any, **jit: Any) -> Callable[..., Any]:
-        """``jit(f)`` for arguments like ``args`` (structs with shardings)."""
+        """``jit(f)`` for arguments like ``args`` (structs with shardings).
+
+        Of devices that are elsewhere: what it would return, as structs, whatever it is
+        given.
+        """
         leaves, tree = jax.tree.flatten(args)
+        device, *_ = leaves[0].sharding.device_set
+        if not self._carrier.here(device):
+            out = _structs(jax.eval_shape(f, *args), jit["out_shardings"])
+            return lambda *given: out
         shapes = tuple((x.shape, x.dtype, x.sharding) for x in leaves)
         out = jit.get("out_shardings")
         out_key = tuple(jax.tree.leaves(out)), jax.tree.structure(out)
@@ -31,11 +43,19 @@ class Programs:
         consts = tuple(np.asarray(c).tobytes() for c in closed.consts)
         key = (str(closed), consts, shapes, tree, out_key, donated)
         if key not in self._made:
-            device, *_ = leaves[0].sharding.device_set
             options = _ONE_COLLECTIVE if device.platform == "gpu" else None
             lowered = jax.jit(f, **jit).lower(*args)
             self._made[key] = lowered.compile(compiler_options=options)
         return self._made[key]
+
+
+def _structs(out: Any, shardings: Any) -> Any:
+    """Results with their shardings, which may be those of whole branches."""
+
+    def each(sharding: Any, branch: Any) -> Any:
+        return jax.tree.map(lambda x: struct(x.shape, x.dtype, sharding), branch)
+
+    return jax.tree.map(each, shardings, out)
 
 
 def struct(shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:

@@ -4,7 +4,7 @@ A parameter is known by its path in the user's tree, a piece of it by its box, n
 the stage or device that happened to hold it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -88,29 +88,26 @@ def slices(groups: Groups, state: State) -> dict[Slice, list[Any]]:
     home, all equal.
     """
     out: dict[Slice, list[Any]] = {}
-    for name, group in groups.items():
-        for home in group.homes:
-            held = state[home, name]
-            masters, moments = _state_slices(group, home)
-            arrays = (*held["master"], *held["moments"])
-            for each, array in zip((*masters, *moments), arrays, strict=True):
-                out.setdefault(each, []).append(array)
+    for (home, name), held in state.items():
+        masters, moments = _state_slices(groups[name], home)
+        arrays = (*held["master"], *held["moments"])
+        for each, array in zip((*masters, *moments), arrays, strict=True):
+            out.setdefault(each, []).append(array)
     return out
 
 
 def unsliced(
-    groups: Groups, arrays: Mapping[Slice, Sequence[Any]]
+    homes: Iterable[tuple[GroupRuntime, Place]], arrays: Mapping[Slice, Sequence[Any]]
 ) -> dict[tuple[Place, str], Any]:
-    """The state that ``slices`` spelled out."""
+    """The state of these homes that ``slices`` spelled out."""
     given = {each: iter(copies) for each, copies in arrays.items()}
     state = {}
-    for name, group in groups.items():
-        for home in group.homes:
-            masters, moments = _state_slices(group, home)
-            state[home, name] = {
-                "master": tuple(next(given[each]) for each in masters),
-                "moments": [next(given[each]) for each in moments],
-            }
+    for group, home in homes:
+        masters, moments = _state_slices(group, home)
+        state[home, group.group.name] = {
+            "master": tuple(next(given[each]) for each in masters),
+            "moments": [next(given[each]) for each in moments],
+        }
     return state
 
 

@@ -21,10 +21,9 @@ from hexijax.layers.chain import Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
 from hexijax.runtime.collectives import Collectives, Packed, padded
-from hexijax.runtime.group_shapes import Arrays, cut
+from hexijax.runtime.group_shapes import Arrays, Sent, cut
 from hexijax.runtime.layout import DATA, MODEL, box_shape
 from hexijax.runtime.memo import memo
-from hexijax.runtime.move import move
 from hexijax.runtime.packs import pack, size_of, unpack
 from hexijax.runtime.programs import struct
 
@@ -37,27 +36,30 @@ class Sums(Collectives):
         """Whether the only user is the only home: then nothing travels."""
         return self.homes == self.members and len(self.homes) == 1
 
-    def send_grads(self, grads: Mapping[Place, Arrays]) -> dict[Place, Any]:
-        """Home -> each member's gradient of its boxes, on the way there."""
+    def send_grads(self, grads: Mapping[Place, Any]) -> dict[Place, Any]:
+        """Home -> each member's gradient of its boxes, on the way there.
+
+        Of members on other islands there are none.
+        """
         if self._alone:
             return dict(grads)
         if self._packed:
             return self._send_packs(grads)
-        parts: dict[Place, list[Arrays]] = {home: [] for home in self.homes}
+        parts: dict[Place, list[Sent]] = {home: [] for home in self.homes}
         for member in self.members:
             boxes = self._partial(member)(grads[member])
             flat = [x for home in self.homes for x in boxes[home]]
             targets = [s for home in self.homes for s in self._pieces(home, home)]
-            moved = iter(move(flat, targets))
+            moved = iter(self.layout.move(flat, targets))
             for home in self.homes:
                 parts[home].append(tuple(next(moved) for _ in self.held[home]))
         return dict(parts)
 
-    def _send_packs(self, grads: Mapping[Place, Arrays]) -> dict[Place, Any]:
+    def _send_packs(self, grads: Mapping[Place, Any]) -> dict[Place, Any]:
         """The same where each member's boxes for a home are one array."""
         sent = [x for m in self.members for x in self._pack_grads(m)(grads[m])]
         there = [self._at(home) for home in self.homes]
-        came = move(sent, there * len(self.members))
+        came = self.layout.move(sent, there * len(self.members))
         count = len(self.homes)
         return {home: came[i::count] for i, home in enumerate(self.homes)}
 
@@ -87,23 +89,25 @@ class Sums(Collectives):
         args = ([flat] * len(self.members),)
         return self.programs.get(f, args, out_shardings=(self._slices(home), here))
 
-    def reduce(self, grads: Mapping[Place, Arrays], path: int) -> dict[Place, Packed]:
+    def reduce(self, grads: Mapping[Place, Any], path: int) -> dict[Place, Packed]:
         """What every home gets, a part of it summed up by one collective."""
         cuts = self._cuts(path, self._float32)
-        rows: list[jax.Array] = []
-        rests: list[jax.Array] = []
+        rows: list[Any] = []
+        rests: list[Any] = []
         for member in self.members:
             mine, beyond = self._rows_of_grads(member, path)(grads[member])
             rows.append(mine)
             rests += beyond
         row = max(cut.row for cut in cuts.values())
-        summed = self._parts(self._reduce_scatter(row)(self._global(rows)))
+        summed: dict[Place, Any] = {}
+        if self._members_here:
+            summed = self._parts(self._reduce_scatter(row)(self._global(rows)))
         to = [home for home, cut in cuts.items() if cut.rest]
         copies = self._copies(rests, to * len(self.members))
         return {
             home: Packed(
                 path,
-                (summed[home],) if cut.row else (),
+                (summed[home],) if cut.row and summed else (),
                 tuple(copies[to.index(home) :: len(to)]) if cut.rest else (),
             )
             for home, cut in cuts.items()
@@ -157,7 +161,8 @@ class Sums(Collectives):
         return self.programs.get(f, (rows, rests), out_shardings=out)
 
     def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
-        """The summed boxes of a home, and their sum of squares."""
+        """The summed boxes of a home, and their sum of squares, of what has come."""
+        pieces = self.layout.carrier.settle(pieces)
         if isinstance(pieces, Packed):
             return self._sum_of_rows(home, pieces.path)(pieces.rows, pieces.rests)
         if self._packed:

@@ -20,7 +20,7 @@ from hexijax.program.program import HOST
 from hexijax.runtime import scaling
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.memo import memo
-from hexijax.runtime.move import move
+from hexijax.runtime.programs import struct
 
 
 class Verdicts:
@@ -57,26 +57,55 @@ class Verdicts:
             out_shardings=self.layout.replicated(place),
         )
 
-    def judge(self, values: Sequence[jax.Array], places: Sequence[Place]) -> list[Any]:
+    def judge(
+        self, values: Sequence[Any], sources: Sequence[Place], places: Sequence[Place]
+    ) -> list[Any]:
         """(norm, factor, finite, scale) on every place, from sums of squares on all
         homes and a dynamic loss scale."""
         here = self.layout.replicated(self.host)
-        return self._spread(self._verdict(move(values, [here] * len(values))), places)
+        shapes: list[tuple[int, ...]] = [()] * len(values)
+        if self.dynamic:
+            shapes[-1] = scaling.SHAPE
+        given = [
+            self._known(x, place, shape)
+            for x, place, shape in zip(values, sources, shapes, strict=True)
+        ]
+        came = self.layout.move(given, [here] * len(given))
+        if not self.layout.here(self.host):
+            return self._spread(struct((4,), "float32", here), places)
+        return self._spread(self._verdict(self.layout.carrier.settle(came)), places)
 
     def rescale(
-        self, values: Sequence[jax.Array], places: Sequence[Place]
+        self, values: Sequence[Any], sources: Sequence[Place], places: Sequence[Place]
     ) -> list[Any]:
         """The loss scale on every place; after a verdict, the next step's."""
         *verdict, state = values
-        if verdict:
+        state = self._known(state, sources[-1], scaling.SHAPE)
+        if verdict and self.layout.here(self.host):
             state = self._next_scale(state, *verdict)
         return self._spread(state, places)
 
-    def _spread(self, value: jax.Array, places: Sequence[Place]) -> list[Any]:
-        """A copy on every place."""
+    def _known(self, value: Any, place: Place, shape: tuple[int, ...]) -> Any:
+        """A value, or a struct of it where it is made elsewhere."""
+        at = self.host if place == HOST else place
+        here = self.layout.replicated(at)
+        return value if self.layout.here(at) else struct(shape, "float32", here)
+
+    def _spread(self, value: Any, places: Sequence[Place]) -> list[Any]:
+        """A copy on every place; the host's is on every island."""
         at = [self.host if place == HOST else place for place in places]
         targets = [self.layout.replicated(place) for place in at]
-        return move([value] * len(at), targets)
+        readers = self.layout.readers if HOST in places else []
+        given = self.layout.move(
+            [value] * (len(at) + len(readers)), [*targets, *readers]
+        )
+        if readers and not self.layout.here(self.host):
+            read = given[len(at) + self.layout.reader]
+            given = [
+                read if place == HOST else x
+                for place, x in zip(places, given, strict=False)
+            ]
+        return given[: len(at)]
 
     @functools.cached_property
     def _verdict(self) -> Callable[..., Any]:

@@ -84,7 +84,7 @@ class Held(Source):
             for path, x in leaves
         }
         self._paths = {path_name(path): tree_path(path) for path, _ in leaves}
-        self._pieces: dict[str, list[tuple[Box, jax.Array]]] = {}
+        self._pieces: dict[str, list[tuple[Box, Any]]] = {}
         for (home, name), held in state.items():
             masters = held["master"]
             for (leaf, box), array in zip(
@@ -115,7 +115,8 @@ class Held(Source):
             both = overlap(held, box)
             if both is not None:
                 # What lies in host memory is not cut there: programs run on devices.
-                on_host = array.sharding.memory_kind == PINNED_HOST
+                there = not isinstance(array, jax.Array)
+                on_host = there or array.sharding.memory_kind == PINNED_HOST
                 source = np.asarray(array) if on_host else array
                 out[index(inside(both, box))] = source[index(inside(both, held))]
         return out
