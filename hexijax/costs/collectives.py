@@ -9,6 +9,7 @@ only, and leave the rest to pieces: of n homes there are n such parts worth a lo
 what the smallest has, which needs no padding, to what the largest has.
 """
 
+import functools
 from collections.abc import Callable, Iterable
 
 from hexijax.cluster import LinkProfile
@@ -27,8 +28,10 @@ class Collective:
         """``link``: the slowest between the users; ``hops``: from each to the next."""
         self._exchange, self._link, self._hops = exchange, link, hops
         self._held = dict.fromkeys(exchange.members, 0) | exchange.held
+        self.gather_path = functools.cache(self._gather_path)
+        self.reduce_path = functools.cache(self._reduce_path)
 
-    def gather_path(self, *, alone: bool) -> int:
+    def _gather_path(self, *, alone: bool) -> int:
         """Elements of new parameters that go by a collective.
 
         ``alone``: no other bucket's joins run beside these copies.
@@ -52,7 +55,7 @@ class Collective:
 
         return self._cheapest(item, seconds)
 
-    def reduce_path(self) -> int:
+    def _reduce_path(self) -> int:
         """The same of gradients, of the last bucket of a step."""
         exchange = self._exchange
 

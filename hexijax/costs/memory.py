@@ -12,7 +12,8 @@ up: a promise is kept when the measured peak stays below it.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import (
@@ -31,7 +32,15 @@ from hexijax.costs.compute import fused_attention
 from hexijax.costs.layered import LayeredGrads
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Leaf, LeafPart
-from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage, UpdateOrder
+from hexijax.plan.plan import (
+    Params,
+    Place,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    UpdateOrder,
+)
 from hexijax.program.boxes import Box, state_boxes, state_share, users
 from hexijax.program.buckets import (
     buckets,
@@ -346,40 +355,29 @@ def _state(
     fetched: dict[Place, dict[tuple[Place, int], int]] = {}
     late = plan.order is UpdateOrder.PRIORITY  # sums wait for the next step
     grads = LayeredGrads(plan, chain) if plan.schedule is Schedule.LAYERED else None
-    sized: dict[object, dict[Place, int]] = {}
+    alike_parts: dict[object, list[_Part]] = {}
     for group in groups:
         if not group.trainable:  # parameters, which lie where they are computed with
             continue
         members = dict.fromkeys(users(plan, group))
+        rests_on_host = streams_state(plan, group)
+        site = update_site(plan, group)
         shapes = tuple((leaf.shape, leaf.tensor_dim) for leaf in group.leaves)
         key = (tuple(members), shapes, id(state_share(plan, group)))
-        if key not in sized:
-            sized[key] = _sizes(plan, chain, group, stages, whole_leaves)
-        sizes = sized[key]
-        shards = functools.cache(functools.partial(shard_size, group))
-        grids = {(stages[m].lanes, stages[m].tensor) for m in members}
-        for place in dict.fromkeys([*sizes, *members]):
-            stage, size = stages.get(place), sizes.get(place, 0)
-            tensor = 1 if stage is None else stage.tensor
-            item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
-            shard = shards(tensor) if place in members else 0
+        if key not in alike_parts:
+            sizes = _sizes(plan, chain, group, stages, whole_leaves)
+            alike_parts[key] = _parts(group, stages, members, sizes)
+        for part in alike_parts[key]:
+            place, stage, size, item, shard, alone, flying = part
             own_lanes = 1 if stage is None else stage.lanes
-            alone = len(members) == len(sizes) == 1 and place in members
-            if alone and place in sizes:
-                flying = alone_bytes(size, shard, item, own_lanes)
-            else:
-                grid = (stage.lanes, stage.tensor) if stage else (1, 1)
-                flying = flying_bytes(
-                    size, shard, len(members), item, in_pieces=grids != {grid}
-                )
             in_flight[place] = max(in_flight.get(place, 0), flying)
             ends = grads is not None and place in members and grads.ends(group, place)
             if late and not ends and not (alone and own_lanes == 1):
                 passing[place] = passing.get(place, 0) + GRAD_BYTES * size
             state = size * STATE_BYTES * (1 + moments)
-            if streams_state(plan, group):
+            if rests_on_host:
                 rests = state + SCALARS_BYTES
-                if update_site(plan, group) is Site.HOST:
+                if site is Site.HOST:
                     rests += size * (GRAD_BYTES + item)
                 else:
                     chunks.setdefault(place, []).append(state)
@@ -392,12 +390,12 @@ def _state(
             held[place] = held.get(place, 0) + state
             if stage and place in members and _streams(stage, group):
                 going.setdefault((place, Kind.PARAM), []).append(item * shard)
-            if stage and stage.grads and update_site(plan, group) is Site.HOST:
+            if stage and stage.grads and site is Site.HOST:
                 going.setdefault((place, Kind.GRAD), []).append(GRAD_BYTES * size)
             if place not in members:
                 passing[place] = passing.get(place, 0) + size * (GRAD_BYTES + item)
             elif grads:
-                own = alone and place in sizes and own_lanes == 1
+                own = alone and size > 0 and own_lanes == 1
                 grads.add(group, place, shard, size, alone=own)
     found = {
         place: MemoryParts(
@@ -419,6 +417,48 @@ def _state(
         found[place] += MemoryParts(
             grads_bytes=GRAD_BYTES * stays, leaving_bytes=GRAD_BYTES * leaving
         )
+    return found
+
+
+class _Part(NamedTuple):
+    """Of a bucket, at one of its users or homes; in elements and bytes on a device."""
+
+    place: Place
+    stage: Stage | None
+    size: int
+    """At home there."""
+    item: int
+    """Bytes of a parameter."""
+    shard: int
+    """That it computes with."""
+    alone: bool
+    """The only user, and there is one home."""
+    flying: int
+    """What summing and updating takes."""
+
+
+def _parts(
+    group: Group,
+    stages: Mapping[Place, Stage],
+    members: Collection[Place],
+    sizes: Mapping[Place, int],
+) -> list[_Part]:
+    """Of one bucket; of those that are alike the same."""
+    found: list[_Part] = []
+    shards = functools.cache(functools.partial(shard_size, group))
+    grids = {(stages[m].lanes, stages[m].tensor) for m in members}
+    for place in dict.fromkeys([*sizes, *members]):
+        stage, size = stages.get(place), sizes.get(place, 0)
+        item = ITEM_BYTES[stage.dtype] if stage else STATE_BYTES
+        lanes, tensor = (stage.lanes, stage.tensor) if stage else (1, 1)
+        shard = shards(tensor) if place in members else 0
+        alone = len(members) == len(sizes) == 1 and place in members
+        if alone and place in sizes:
+            flying = alone_bytes(size, shard, item, lanes)
+        else:
+            in_pieces = grids != {(lanes, tensor)}
+            flying = flying_bytes(size, shard, len(members), item, in_pieces=in_pieces)
+        found.append(_Part(place, stage, size, item, shard, alone, flying))
     return found
 
 
@@ -447,7 +487,7 @@ def _sizes(
 
 def _streams(stage: Stage, group: Group) -> bool:
     """Whether some of a bucket's parameters come from the host for each pass."""
-    return any(
+    return Params.STREAMED in stage.params and any(
         stage.streams(g) and any(start <= x < stop for x in group.layers)
         for g in range(len(stage.segments))
         for start, stop in [stage.segment_layers(g)]

@@ -72,6 +72,8 @@ class After:
         self._num_layers = len(chain.layers)
         tied = (g for g in chain.groups if len(g.layers) > 1)
         self._tied = [g for g in tied if g.trainable]
+        self._known: dict[object, list[tuple[Layers, float]]] = {}
+        """Parts of the stages of one layout."""
         self._names: list[str] = []
         self._ids: dict[str, int] = {}
 
@@ -96,6 +98,7 @@ class After:
             is counted too.
         """
         node_RL, devices_RL = self._nodes(layout, fitted)
+        self._known.clear()
         items = {ITEM_BYTES[mesh.shape.dtype] for meshes in layout for mesh in meshes}
         item = items.pop() if len(items) == 1 else STATE_BYTES
         homes: dict[Layers, _Homes] = {}
@@ -272,6 +275,14 @@ class After:
 
         What layers of several stages share is summed over all of these.
         """
+        key = (id(fit), k, mesh.shape_id)
+        if key not in self._known:
+            self._known[key] = self._find_parts(fit, k, mesh)
+        return self._known[key]
+
+    def _find_parts(
+        self, fit: Fitted, k: int, mesh: Mesh
+    ) -> list[tuple[Layers, float]]:
         first, stop = fit.spans[k]
         params, parts = fit.params[k], list[tuple[Layers, float]]()
         for group in self._tied:

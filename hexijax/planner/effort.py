@@ -11,6 +11,9 @@ from hexijax.simulator.cycles import WORTH, passes_repeat
 FEW = 4
 """Devices of which every layout is scored."""
 
+LONGEST = 100_000
+"""Instructions of a plan that is still simulated, where there is a shorter one."""
+
 FIXED_INSTRUCTIONS = 80
 """What simulating a plan costs before its first instruction."""
 
@@ -34,6 +37,9 @@ class Effort:
     refined: int
     """Instructions of their variants."""
 
+    remade: int
+    """Instructions of a plan, at most, whose layout is decided anew."""
+
     walked: int = 4
     """Layouts whose variants are walked over, the best of the played."""
 
@@ -51,17 +57,18 @@ class Effort:
                 scored=20_000,
                 played=24_000,
                 refined=24_000,
+                remade=24_000,
                 walked=16,
                 rescheduled=48,
                 reordered=12,
             )
         if num_devices <= 16:
-            return cls(scored=150, played=7_000, refined=5_000)
+            return cls(scored=150, played=7_000, refined=5_000, remade=7_000)
         if num_devices <= 128:
-            return cls(scored=150, played=8_000, refined=5_000)
+            return cls(scored=100, played=3_000, refined=3_000, remade=8_000)
         if num_devices <= 1024:
-            return cls(scored=200, played=24_000, refined=20_000)
-        return cls(scored=40, played=100_000, refined=60_000)
+            return cls(scored=200, played=16_000, refined=16_000, remade=24_000)
+        return cls(scored=40, played=100_000, refined=60_000, remade=100_000)
 
 
 def num_instructions(plan: Plan) -> int:

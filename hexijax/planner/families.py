@@ -12,7 +12,7 @@ replica has a share of every class, in one order, and sums stay in the node.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hexijax.planner.forms import Form, Forms, Slot, form_size, scales
 from hexijax.planner.mesh import Layout
@@ -28,6 +28,10 @@ MOST_TOGETHER = 48
 
 PATIENCE = 2
 """Numbers of replicas without gain before more are given up."""
+
+NEAR = 1.1
+"""Stages of a width that are this much slower than those of another in one order of the
+kinds are not tried in the others."""
 
 MOST_UNLIKE, FEW = 2, 64
 """Kinds whose stages may be of unlike width, and devices up to which they are tried."""
@@ -122,27 +126,41 @@ def _spread(
     best, worse = math.inf, 0
     for replicas in scales(min(counts)):
         shares = _shares(forms, kinds, replicas)
-        here = math.inf
-        for order, widths in itertools.product(orders, ways):
-            made: Counts = {}
-            for share in shares:
-                form = tuple(
-                    slot
-                    for ats in order
-                    for at in ats
-                    for slot in _run(forms, at, share.get(at, 0), widths[ats])
-                )
-                made[form] = made.get(form, 0) + 1
-            layout = None
-            if max(map(len, made)) <= most_layers:
-                layout = forms.place(made)
-            if layout:
-                yield layout
-                here = min(here, cost(layout))
+        costs: dict[int, float] = {}
+        for order in orders:
+            near = min(costs.values(), default=math.inf) * NEAR
+            for way, widths in enumerate(ways):
+                if near < costs.get(way, 0.0) < math.inf:
+                    continue
+                layout = _layout(forms, order, widths, shares, most_layers)
+                if layout:
+                    yield layout
+                    costs[way] = min(costs.get(way, math.inf), cost(layout))
+        here = min(costs.values(), default=math.inf)
         worse = worse + 1 if here >= best < math.inf else 0
         best = min(best, here)
         if worse >= PATIENCE:
             return
+
+
+def _layout(
+    forms: Forms,
+    order: Sequence[tuple[int, ...]],
+    widths: Mapping[tuple[int, ...], int | None],
+    shares: Sequence[Mapping[int, int]],
+    most_layers: int,
+) -> Layout | None:
+    """Each replica's share of every kind, in an order; None: stages or nodes lack."""
+    made: Counts = {}
+    for share in shares:
+        form = tuple(
+            slot
+            for ats in order
+            for at in ats
+            for slot in _run(forms, at, share.get(at, 0), widths[ats])
+        )
+        made[form] = made.get(form, 0) + 1
+    return forms.place(made) if max(map(len, made)) <= most_layers else None
 
 
 def _run(forms: Forms, at: int, share: int, degree: int | None) -> Form:

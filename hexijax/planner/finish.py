@@ -21,7 +21,7 @@ from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import comes_again
 from hexijax.plan.plan import Plan, Schedule
-from hexijax.planner.effort import FEW, Effort, num_instructions
+from hexijax.planner.effort import FEW, LONGEST, Effort, num_instructions
 from hexijax.planner.finished import SLOWER, Finished
 from hexijax.planner.found import Progress
 from hexijax.planner.mesh import Layout, Mesh, MeshMaker
@@ -31,12 +31,13 @@ from hexijax.planner.refine import variants
 from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
 
-STORED = 4
+STORED = 2
 """Layouts that are simulated with their state where there is room."""
 
 PLAYED_WITHIN = 1.1
 """Layouts that are this much slower by formula than the best plan by simulation are
-still played: the formula errs so."""
+still played, and pipelines that much slower by simulation under other schedules: the
+formula errs so."""
 
 IMPROVED_WITHIN = 1.6
 """Plans this much slower than the best are still improved."""
@@ -58,7 +59,7 @@ NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so; and
 plans of uneven state improved."""
 
-LEAST = 8
+LEAST = 6
 """Layouts, and variants of the best, that are simulated however long they are."""
 
 SAME_FAMILY = 0.03
@@ -86,6 +87,8 @@ class Finisher:
             chain, cluster, options, progress=progress, check_time=check_time
         )
         self._effort = Effort.of(len(cluster.devices))
+        few = len(cluster.devices) <= FEW
+        self._within = IMPROVED_WITHIN if few else PLAYED_WITHIN
         self._tried: set[Plan] = set()
         self._regimes: dict[tuple[Regime, bool], Scorer] = {}
 
@@ -123,23 +126,25 @@ class Finisher:
         self._refine(known)
 
     def play(self, scored: Sequence[Scored], *, first_only: bool = False) -> None:
-        """The best layouts as plans that fit, simulated."""
+        """The best layouts as plans that fit, simulated.
+
+        Of those that take longer than anything is worth one is, where all do.
+        """
         left = self._effort.played
         order = [*scored]
-        few = len(self._cluster.devices) <= FEW
-        if not few:
+        if len(self._cluster.devices) > FEW:
             forms: dict[object, Scored] = {}
             for each in order:
                 forms.setdefault(self._scorer.form(each), each)
             order = _diverse(forms.values())
         queue = [(each.cost, i) for i, each in enumerate(order)]
         fitting: dict[int, Plan] = {}
-        within = IMPROVED_WITHIN if few else PLAYED_WITHIN
-        while queue:
+        long: list[Plan] = []
+        while queue and (self.finished.plans or len(long) < LEAST):
             cost, i = heapq.heappop(queue)
             count = len(self.finished.plans)
             spent = left <= 0 and count >= LEAST
-            late = cost > self.finished.least() * within
+            late = cost > self.finished.least() * self._within
             if late or spent or (count and first_only):
                 break
             if i not in fitting:
@@ -150,11 +155,17 @@ class Finisher:
                 if again.cost > cost * SLOWER:  # others come first now
                     heapq.heappush(queue, (again.cost, i))
                     continue
-            left -= num_instructions(fitting[i])
+            instructions = num_instructions(fitting[i])
+            if instructions > LONGEST and not first_only:
+                long.append(fitting[i])
+                continue
+            left -= instructions
             if self._may_improve(fitting[i]):
                 self.finished.add(fitting[i])
             if not first_only:
                 self._check_time()
+        if long and not self.finished.plans:
+            self.finished.add(min(long, key=num_instructions))
 
     def _may_improve(self, plan: Plan) -> bool:
         """Whether it can be one of the best layouts, those that are improved."""
@@ -308,13 +319,15 @@ class Finisher:
         Long ones with slow borders are far behind under 1F1B.
         """
         eager = self._under(Schedule.EAGER)
+        within = self.finished.least() * self._within
+        scored = [x for x in scored if any(len(meshes) > 1 for meshes in x.layout)]
         costs = [self._scorer.early_cost(plain) for plain in scored]
         tried: set[int] = set()
         for gain in (HOPE, MUCH):  # memory may take back what seems little
             hopeful = (
                 (cost, i)
                 for i, (cost, plain) in enumerate(zip(costs, scored, strict=True))
-                if cost < plain.cost * (1 - gain)
+                if cost < min(plain.cost * (1 - gain), within)
             )
             tried.update(i for _, i in heapq.nsmallest(RESCORED, hopeful))
         found: dict[object, Scored] = {}
@@ -380,10 +393,12 @@ class Finisher:
     def _pipelines(self, known: Set[Plan]) -> list[Plan]:
         """The best plans that have several stages in a replica, and are not known; not
         those of which devices hold several, which ask for their own schedule."""
+        within = self.finished.least() * self._within
         long = [
             plan
-            for _, plan in self.finished.best()
-            if plan not in known
+            for cost, plan in self.finished.best()
+            if cost <= within
+            and plan not in known
             and any(len(replica.stages) > 1 for replica in plan.replicas)
             and not comes_again(plan)
         ]
@@ -399,13 +414,12 @@ class Finisher:
             self._fit(scored, scorer)
 
     def _fit(self, scored: Scored, scorer: Scorer) -> None:
-        """A layout, fitted exactly and simulated; not where that takes longer than all
-        layouts of the search together."""
+        """A layout, fitted exactly and simulated; not where that takes long."""
         self._check_time()
         found = self.finished.fitted(scored, scorer)
         if (
             found
-            and num_instructions(found[1]) <= self._effort.played
+            and num_instructions(found[1]) <= self._effort.remade
             and self._may_improve(found[1])
         ):
             self.finished.add(found[1])

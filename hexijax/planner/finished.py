@@ -40,6 +40,10 @@ FILLED = 4
 PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
 
+MISSED = 2
+"""Layouts in a row that simulation finds not worth a look before more are given up: the
+formula errs for them all alike."""
+
 SLOWER = 1.03
 """Where fitting made a layout so much slower, others come first."""
 
@@ -138,7 +142,8 @@ class Finished:
         queue = [(found[i][0].cost, i) for i in unlike.values()]
         heapq.heapify(queue)
         fitting: dict[int, Plan] = {}
-        while queue and most:
+        missed = 0
+        while queue and most and missed < MISSED:
             cost, i = heapq.heappop(queue)
             if not worth(cost):
                 return
@@ -151,7 +156,10 @@ class Finished:
                 if again.cost > cost * SLOWER:
                     heapq.heappush(queue, (again.cost, i))
                     continue
-            most -= self.add(fitting[i]) is not None
+            played = self.add(fitting[i])
+            if played is not None:
+                most -= 1
+                missed = 0 if worth(played) else missed + 1
 
     def fitted(self, scored: Scored, scorer: Scorer) -> tuple[Scored, Plan] | None:
         """The layout made to fit exactly, and its plan."""

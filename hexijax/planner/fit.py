@@ -33,6 +33,9 @@ SLACKS = (0.0, 0.1, 0.3)
 """How much slower than its best pace a pipeline of unlike stages may be, to fill
 sooner."""
 
+PACE = SLACKS[:1]
+"""Where that does not matter, or stages are alike."""
+
 AHEAD: Mapping[Schedule, int | None] = {
     Schedule.GPIPE: None,
     Schedule.LAYERED: None,
@@ -119,6 +122,7 @@ class Fitter:
         """What another may share, whatever its schedule."""
         self._tables = Tables(self.known, options, self._schedule, regime)
         self._bounds: dict[object, float] = {}
+        self._rates: dict[int, float] = {}
         self._forms: dict[object, int] = {}
         self._form_of: dict[tuple[int, ...], int] = {}
         self._fits: dict[object, tuple[Fitted, ...]] = {}
@@ -134,13 +138,20 @@ class Fitter:
         meshes: Sequence[Mesh],
         setting: Setting,
         own_split: tuple[int, ...] | None = None,
+        *,
+        slacks: tuple[float, ...] = SLACKS,
     ) -> tuple[Fitted, ...]:
-        """Every microbatch size worth trying; none where nothing fits."""
-        key = (self.form(meshes), setting, own_split)
+        """Every microbatch size worth trying; none where nothing fits.
+
+        ``slacks``: splits of layers by how much slower they may be than the fastest.
+        """
+        if not _unlike(meshes):
+            slacks = PACE
+        key = (self.form(meshes), setting, own_split, slacks)
         if key not in self._fits:
             if not all(map(self.priced, meshes)):
                 return ()
-            self._fits[key] = tuple(self._sizes(meshes, setting, own_split))
+            self._fits[key] = tuple(self._sizes(meshes, setting, own_split, slacks))
         return self._fits[key]
 
     def form(self, meshes: Sequence[Mesh]) -> int:
@@ -164,6 +175,7 @@ class Fitter:
         meshes: Sequence[Mesh],
         setting: Setting,
         own_split: tuple[int, ...] | None,
+        slacks: tuple[float, ...],
     ) -> Iterator[Fitted]:
         step = math.lcm(*(mesh.shape.lanes for mesh in meshes))
         least = min(mesh.shape.lanes for mesh in meshes)
@@ -178,14 +190,14 @@ class Fitter:
             size, until = count * step, i - i % TOGETHER + TOGETHER
             sizes = [c * step for c in counts[i:until]]
             worth_s = cheapest_s * (1 - NO_GAIN) * size
-            found = self._unlimited(stages, sizes, setting, own_split)
+            found = self._unlimited(stages, sizes, setting, own_split, slacks)
             roomy = all(self._tables.fits(stages, size, setting, f) for f in found)
             if not roomy:
                 free_s = min(f.option.next_s for f in found) / size
                 if self._coarse and free_s > cheapest_s * (1 - REMAT):
                     break
                 tables = self._tables.limited(stages, sizes[:2], setting)
-                found = self._split(stages, tables, size, own_split)
+                found = self._split(stages, tables, size, own_split, slacks)
             if not found:
                 break  # nor would a larger one
             yield from found
@@ -204,13 +216,13 @@ class Fitter:
         sizes: Sequence[int],
         setting: Setting,
         own_split: tuple[int, ...] | None,
+        slacks: tuple[float, ...],
     ) -> tuple[Fitted, ...]:
         """The best stages for the first of some sizes, were memory no limit.
 
         Tables of all sizes are made at once.
         """
         free_keys = self._tables.free_keys(meshes, sizes[0], setting)
-        slacks = SLACKS if setting.budget_share < math.inf else SLACKS[:1]
         key = (free_keys, self.form(meshes), own_split, slacks)
         if key not in self._free:
             tables = self._tables.unlimited(meshes, sizes, setting)
@@ -223,7 +235,7 @@ class Fitter:
         tables: Sequence[SpanTable],
         size: int,
         own_split: tuple[int, ...] | None,
-        slacks: Sequence[float] = SLACKS,
+        slacks: Sequence[float],
     ) -> tuple[Fitted, ...]:
         """The layers split over stages by tables of theirs; none where none fits."""
         spans: list[tuple[Span, ...]] = []
@@ -233,9 +245,8 @@ class Fitter:
         elif len(meshes) == 1:
             spans = [((0, len(self._chain.layers)),)]
         else:
-            unlike = len({mesh.shape_id for mesh in meshes}) > 1
             costs = [table.seconds_FS for table in tables]
-            spans = splits(costs, slacks if unlike else slacks[:1])
+            spans = splits(costs, slacks)
         return tuple(
             self._fitted(meshes, tables, each, size)
             for each in dict.fromkeys(spans)
@@ -288,8 +299,13 @@ class Fitter:
         """
         rate = 0.0
         for meshes in layout:
-            for mesh in meshes:
-                rate += mesh.shape.lanes / self.sample_s(mesh, samples)
+            form = self.form(meshes)
+            if form not in self._rates:
+                each = (
+                    mesh.shape.lanes / self.sample_s(mesh, samples) for mesh in meshes
+                )
+                self._rates[form] = sum(each)
+            rate += self._rates[form]
         return 1 / rate if rate else math.inf
 
     def sample_s(self, mesh: Mesh, samples: Sequence[int]) -> float:
@@ -329,6 +345,10 @@ class Fitter:
             kind = (link, a.node == b.node, cards)
             self._link_of[key] = self._links.setdefault(kind, len(self._links))
         return self._link_of[key]
+
+
+def _unlike(meshes: Sequence[Mesh]) -> bool:
+    return len({mesh.shape_id for mesh in meshes}) > 1
 
 
 def _ways(

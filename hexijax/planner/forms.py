@@ -9,7 +9,9 @@ them; ``place`` says which.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hexijax.cluster import Cluster
 from hexijax.planner.fit import Fitter
@@ -34,8 +36,7 @@ class DeviceClass:
         return sum(map(len, self.blocks))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A stage's mesh, any devices of a class."""
 
     at: int
@@ -96,6 +97,7 @@ class Forms:
         self._sizes = sizes
         self._meshes: dict[Form, tuple[Mesh, ...] | None] = {}
         self._ideals: dict[Form, float] = {}
+        self._rates: dict[Slot, float] = {}
 
     @functools.cached_property
     def kinds(self) -> list[tuple[int, ...]]:
@@ -109,13 +111,19 @@ class Forms:
     def ideal(self, form: Form) -> float:
         """Samples a second and device, were its stages always busy and all did fit."""
         if form not in self._ideals:
-            meshes = self.meshes(form)
-            rate = 0.0
-            if meshes:
-                each_s = self._fitter.bound_s((meshes,), self._sizes)
-                rate = 1 / each_s / form_size(form)
-            self._ideals[form] = rate
+            rate = sum(self._rate(slot) for slot in form)
+            self._ideals[form] = rate / form_size(form)
         return self._ideals[form]
+
+    def _rate(self, slot: Slot) -> float:
+        """Samples a second of a stage's mesh that has all layers; 0: there is none."""
+        if slot not in self._rates:
+            meshes = self.meshes((slot,))
+            each_s = (
+                self._fitter.bound_s((meshes,), self._sizes) if meshes else math.inf
+            )
+            self._rates[slot] = 1 / each_s
+        return self._rates[slot]
 
     def meshes(self, form: Form) -> tuple[Mesh, ...] | None:
         """A form on the first devices there are."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ortools.sat.python import cp_model
 
 from hexijax.planner.batches import BatchOption
-from hexijax.planner.fit import Fitter
+from hexijax.planner.fit import PACE, Fitter
 from hexijax.planner.forms import Form, Forms, Slot, demand, form_size, scales
 from hexijax.planner.mesh import Layout
 from hexijax.planner.tables import Setting
@@ -35,6 +35,10 @@ FORMS_A_SIZE = 3
 
 JOINED_A_SIZE = 12
 """The same of replicas of several classes, which have an order too."""
+
+SLOWER = 2
+"""Of them, in a row, that their classes alone are faster than: in two orders, in narrow
+and in wide meshes. More of their size are not fitted."""
 
 NEAR = 0.005
 """A form that promises so little more is not fitted."""
@@ -99,6 +103,7 @@ class Mixtures:
         Those of about as many devices as a replica has where there are so few.
         """
         found: dict[Form, list[BatchOption]] = {}
+        alone: list[float] = []
         reached = 1.0
         for at in range(len(self._classes)):
             best = max(
@@ -106,11 +111,12 @@ class Mixtures:
             )
             totals = self._by_total(self._forms.pure(at), least_devices)
             rate = self._climb(totals, per_segment, found)
+            alone.append(rate)
             reached = min(reached, rate / best if best else 1.0)
         if reached < ALONE_IS_GOOD:
             for chosen in self._subsets():
                 joined = self._by_total(self._joined(chosen), least_devices)
-                self._climb(joined, per_segment, found, JOINED_A_SIZE)
+                self._climb(joined, per_segment, found, JOINED_A_SIZE, alone)
         return found
 
     def _by_total(
@@ -133,22 +139,30 @@ class Mixtures:
         per_segment: int | None,
         found: dict[Form, list[BatchOption]],
         most: int = FORMS_A_SIZE,
+        alone: Sequence[float] = (),
     ) -> float:
-        """Fits larger and larger replicas while a device's pace still grows."""
+        """Fits larger and larger replicas while a device's pace still grows.
+
+        ``alone``: paces of a device of each class among its own, to be better than.
+        """
         best, worse = 0.0, 0
         for forms in totals:
-            here, fitting = 0.0, 0
+            here, fitting, slower = 0.0, 0, 0
             setting = self._setting(form_size(forms[0]), per_segment)
             for form in forms:
                 if fitting == most or self._forms.ideal(form) < here * (1 + NEAR):
                     break
+                if slower == SLOWER:
+                    break
                 meshes = self._forms.meshes(form)
-                fits = self._fitter.fits(meshes, setting) if meshes else ()
+                fits = self._fitter.fits(meshes, setting, slacks=PACE) if meshes else ()
                 if fits:
                     fitting += 1
                     found[form] = [f.option for f in fits]
                     pace = max(f.option.size / f.option.next_s for f in fits)
                     here = max(here, pace / form_size(form))
+                    apart = sum(alone[slot.at] * slot.devices for slot in form if alone)
+                    slower = slower + 1 if pace <= apart else 0
             worse = worse + 1 if here <= best * (1 + NEAR) and best else 0
             best = max(best, here)
             if worse >= PATIENCE:

@@ -13,24 +13,19 @@ import math
 from collections.abc import Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Replica, Schedule
 from hexijax.planner.after import After
 from hexijax.planner.batches import BatchOption, BatchShare, end_s, split_batch
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
-from hexijax.planner.fit import Fitted, Fitter, stages
+from hexijax.planner.dispatch import dispatch_s
+from hexijax.planner.fit import PACE, Fitted, Fitter, stages
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.regime import PLAIN, Regime
-from hexijax.planner.segments import (
-    OVERLAPPED,
-    layers_per_segment,
-    num_segments,
-    shorter,
-)
+from hexijax.planner.segments import OVERLAPPED, layers_per_segment, shorter
 from hexijax.planner.tables import Known, Setting
 from hexijax.planner.whole_batches import split_whole
 
@@ -196,9 +191,7 @@ class Scorer:
             found[share.option] for found, share in zip(fits, shares, strict=True)
         )
         step_s = max(
-            end_s(shares, options),
-            crossing_s(layout, fitted, shares, self._network),
-            self._dispatch_s(layout, fitted, shares, per_segment),
+            end_s(shares, options), crossing_s(layout, fitted, shares, self._network)
         )
         counts = None
         if self.regime.layered:
@@ -206,7 +199,8 @@ class Scorer:
         late_s = self._after.late_s(
             layout, fitted, per_segment, counts, freed=self.regime.freed
         )
-        step_s += late_s
+        calls_s = dispatch_s(layout, fitted, shares, per_segment, self._cluster)
+        step_s = max(step_s + late_s, calls_s)
         return Scored(
             layout=layout,
             fitted=fitted,
@@ -285,7 +279,7 @@ class Scorer:
         unlike: dict[int, list[BatchOption]] = {}
         options: list[list[BatchOption]] = []
         for meshes, split in zip(layout, splits, strict=True):
-            found = self.fitter.fits(meshes, setting, split)
+            found = self.fitter.fits(meshes, setting, split, slacks=PACE)
             each = unlike.setdefault(id(found), [f.option for f in found])
             options.append(each)
         shares = self._split(self._batch_size, options)
@@ -393,22 +387,6 @@ class Scorer:
             if len(split) != len(meshes) * self.fitter.rounds(meshes):
                 return None
         return [*splits]
-
-    def _dispatch_s(
-        self,
-        layout: Layout,
-        fitted: Sequence[Fitted],
-        shares: Sequence[BatchShare],
-        per_segment: int | None,
-    ) -> float:
-        """What the busiest island's host needs to dispatch all calls."""
-        calls: dict[str, int] = {}
-        for meshes, fit, share in zip(layout, fitted, shares, strict=True):
-            for mesh, span in zip(itertools.cycle(meshes), fit.spans, strict=False):
-                island = self._cluster.device(mesh.devices[0]).island
-                made = 2 * share.microbatches * num_segments(span, per_segment)
-                calls[island] = calls.get(island, 0) + made
-        return max(calls.values()) * HOST_CALL_S
 
 
 def _cost(scored: Scored) -> float:

@@ -27,6 +27,12 @@ ALIKE = 0.1
 Bundle = tuple[int, ...]
 """Replicas that share nodes."""
 
+_Cut = tuple[tuple[int, ...], int | None]
+"""Shape of a leaf, and the dim that tensor shards divide."""
+
+_Alike = tuple[tuple[tuple[Place, float], ...], int, tuple[_Cut, ...]]
+"""Homes of a bucket with their shares, rows that stay together, and its leaves."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fold:
@@ -191,20 +197,20 @@ def _part(plan: Plan, bundles: Sequence[Bundle]) -> Plan:
 
 def _held(plan: Plan, chain: Chain, groups: Sequence[Group]) -> list[float]:
     """Parameters at home in each replica."""
-    held = [0.0] * len(plan.replicas)
+    alike: collections.Counter[_Alike] = collections.Counter()
     for group in groups:
-        if not group.trainable:  # no part of a step
-            continue
-        shares = homes(plan, chain, group)
+        if group.trainable:  # what does not is no part of a step
+            shapes = tuple((x.shape, x.tensor_dim) for x in group.leaves)
+            alike[homes(plan, chain, group), row_unit(plan, group), shapes] += 1
+    held = [0.0] * len(plan.replicas)
+    for (shares, unit, shapes), times in alike.items():
         parts = tuple(share for _, share in shares)
         owners = [_replica(place) for place, _ in shares]
-        unit = row_unit(plan, group)
-        shapes = collections.Counter((x.shape, x.tensor_dim) for x in group.leaves)
-        for (shape, tensor_dim), count in shapes.items():
+        for (shape, tensor_dim), count in collections.Counter(shapes).items():
             for i, box in cut(shape, tensor_dim, parts, unit):
                 owner = owners[i]
                 if owner is not None:
-                    held[owner] += count * math.prod(b - a for a, b in box)
+                    held[owner] += times * count * math.prod(b - a for a, b in box)
     return held
 
 

@@ -1,0 +1,56 @@
+"""How long hosts take to dispatch the calls of a step: no step is shorter.
+
+    layout, layers, microbatches -> dispatch_s -> seconds of the busiest island's host
+
+Each microbatch's passes over a segment are calls, and once a step what sums gradients
+and brings new parameters, for each run of layers that no replica cuts. So many replicas
+in one node, of unlike segments, keep its host busy.
+"""
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from hexijax.cluster import Cluster
+from hexijax.costs.rates import HOST_CALL_S
+from hexijax.planner.batches import BatchShare
+from hexijax.planner.fit import Fitted
+from hexijax.planner.mesh import Layout
+from hexijax.planner.segments import segments
+
+SUM_CALLS, OWN_CALLS = 6, 2
+"""Of a run's gradients: cut, sent, added up, updated, fetched, joined; where there is
+one replica, added up and updated."""
+
+
+def dispatch_s(
+    layout: Layout,
+    fitted: Sequence[Fitted],
+    shares: Sequence[BatchShare],
+    per_segment: int | None,
+    cluster: Cluster,
+) -> float:
+    """Seconds a step; a stage's calls are its first device's island's."""
+    spans = {
+        span for fit in {id(fit): fit for fit in fitted}.values() for span in fit.spans
+    }
+    cuts = {span: segments(span[1] - span[0], per_segment) for span in spans}
+    edges = sorted(
+        {
+            edge
+            for (at, _), cut in cuts.items()
+            for edge in itertools.accumulate(cut, initial=at)
+        }
+    )
+    once = SUM_CALLS if len(layout) > 1 else OWN_CALLS
+    runs = {
+        (first, stop): once * (bisect_left(edges, stop) - bisect_left(edges, first))
+        for first, stop in spans
+    }
+    calls: dict[str, int] = {}
+    for meshes, fit, share in zip(layout, fitted, shares, strict=True):
+        for mesh, span in zip(itertools.cycle(meshes), fit.spans, strict=False):
+            island = cluster.device(mesh.devices[0]).island
+            made = 2 * share.microbatches * len(cuts[span]) + runs[span]
+            calls[island] = calls.get(island, 0) + made
+    return max(calls.values()) * HOST_CALL_S
