@@ -11,7 +11,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
-import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from hexijax.islands.world import World
@@ -69,8 +68,8 @@ class IslandCarrier:
 
     def carry(self, pieces: Sequence[Piece]) -> list[Any]:
         """Each piece at its target, if that is here."""
-        at = spot.get()
-        turn, me = at.next(), self.world.name
+        at, me = spot(), self.world.name
+        turn = at.next() if at else ()
         stay: list[int] = []
         go: dict[str, dict[Hashable, Piece]] = {}
         come: dict[str, dict[Hashable, list[int]]] = {}
@@ -82,11 +81,10 @@ class IslandCarrier:
                 go.setdefault(target, {}).setdefault(piece.what, piece)
             elif target == me:
                 come.setdefault(source, {}).setdefault(piece.what, []).append(i)
+        assert at is not None or not (go or come), "nobody else knows of this"
         for island, sent in go.items():
-            arrays = [p.data() for p in sent.values() if _is_sent(p)]
-            if arrays:
-                number = self.world.transfer_id(self.engine, *turn, me, island)
-                self.channel.offer(island, number, arrays)
+            number = self.world.transfer_id(self.engine, *turn, me, island)
+            self.channel.offer(island, number, [p.data() for p in sent.values()])
         result: list[Any] = [None] * len(pieces)
         if stay:
             targets = [pieces[i].target for i in stay]
@@ -108,12 +106,10 @@ class IslandCarrier:
         result: list[Any],
     ) -> None:
         """Fetches one message: of equal pieces one, which is then copied here."""
-        sent = [which for which in wanted if _is_sent(pieces[which[0]])]
-        like = [_struct(pieces[which[0]]) for which in sent]
-        pull = self.channel.pull(island, number, like, what) if sent else None
-        for k, which in enumerate(sent):
-            assert pull is not None
-            first = Coming(lambda k=k, pull=pull: pull.wait()[k])
+        like = [_struct(pieces[which[0]]) for which in wanted]
+        pull = self.channel.pull(island, number, like, what)
+        for k, which in enumerate(wanted):
+            first = Coming(lambda k=k: pull.wait()[k])
             result[which[0]] = first
             for i in which[1:]:
                 target = pieces[i].target
@@ -122,11 +118,6 @@ class IslandCarrier:
                         first.value(), target
                     )
                 )
-        for which in wanted:
-            for i in which if not _is_sent(pieces[which[0]]) else ():
-                piece = pieces[i]
-                nothing = np.zeros(piece.shape, piece.dtype)
-                result[i] = jax.device_put(nothing, piece.target)
 
     def settle(self, tree: Any) -> Any:
         """A tree whose arrays have all come.
@@ -135,11 +126,6 @@ class IslandCarrier:
           IslandLost: some did not, in time.
         """
         return settled(tree)
-
-
-def _is_sent(piece: Piece) -> bool:
-    """Whether there is anything in it; what is empty is made where it is wanted."""
-    return 0 not in piece.shape
 
 
 def _struct(piece: Piece) -> jax.ShapeDtypeStruct:

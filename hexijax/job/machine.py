@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from hexijax.cluster import Cluster
+from hexijax.errors import UserError
 from hexijax.experiment import Experiment
+from hexijax.islands.world import World
 from hexijax.job.intake import training_facts
 from hexijax.job.pinned import check_host
 from hexijax.layers.chain import Chain
@@ -16,6 +18,7 @@ from hexijax.report.summary import peak_flops_per_s, product_flops_per_s
 if TYPE_CHECKING:
     import jax
 
+    from hexijax.islands.transfer import TransferChannel
     from hexijax.runtime.engine import Engine
     from hexijax.runtime.plain import PlainEngine
 
@@ -49,6 +52,8 @@ def make_machine(
     emulate: bool = False,
     devices: "Mapping[str, jax.Device] | None" = None,
     progress: Progress | None = None,
+    world: World | None = None,
+    channel: "TransferChannel | None" = None,
 ) -> Machine:
     """Compiles a plan; None: the plain program on one device.
 
@@ -60,7 +65,11 @@ def make_machine(
         emulate: let any device stand for any other.
         devices: which JAX device is which of the cluster's, where that is known.
         progress: told (what, done, total) while compiling.
+        world: the job that this process is an island of; None: it is all of it.
+        channel: the island's, of the same world.
     """
+    from hexijax.islands.carrier import IslandCarrier
+    from hexijax.runtime.carrying import ONE_PROCESS, Carrier
     from hexijax.runtime.devices import assign
     from hexijax.runtime.engine import Engine
     from hexijax.runtime.form import BatchForm
@@ -68,8 +77,19 @@ def make_machine(
 
     if plan is not None:
         check_host(plan, chain, cluster, training_facts(experiment), emulate=emulate)
+    island = world.name if world else None
     if devices is None:
-        devices = assign(cluster, emulate=emulate)
+        devices = assign(cluster, emulate=emulate, island=island)
+    carrier: Carrier = ONE_PROCESS
+    if world is not None:
+        if plan is None:
+            raise UserError(
+                "The plain program runs on one device, and this process is island "
+                f"{island!r} of {len(world.islands)}. Give a plan."
+            )
+        assert channel is not None, "an island has a channel"
+        homes = {device: cluster.device(d).island for d, device in devices.items()}
+        carrier = IslandCarrier(world, channel, homes, channel.next_engine())
     if plan is None:
         name, device = next(iter(devices.items()))
         form = BatchForm(size=experiment.batch_size, arrays=chain.batch)
@@ -80,11 +100,24 @@ def make_machine(
     else:
         used = sorted({name for _, stage in plan.stages() for name in stage.devices})
         peak = peak_flops_per_s(plan, cluster)
-        engine = Engine(experiment, plan, chain, cluster, devices, progress=progress)
+        engine = Engine(
+            experiment,
+            plan,
+            chain,
+            cluster,
+            devices,
+            progress=progress,
+            carrier=carrier,
+        )
     flops = sum(layer.forward_flops + layer.backward_flops for layer in chain.layers)
     return Machine(
         engine=engine,
-        devices={name: _describe(devices[name]) for name in used},
+        devices={
+            name: _describe(devices[name])
+            if carrier.here(devices[name])
+            else f"island {cluster.device(name).island}"
+            for name in used
+        },
         peak_flops_per_s=None if emulate else peak,
         flops_per_step=flops * experiment.batch_size,
     )

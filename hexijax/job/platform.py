@@ -30,6 +30,7 @@ def prepare(
     *,
     emulate: bool = False,
     cpu: bool = False,
+    island: str | None = None,
     environ: MutableMapping[str, str] = os.environ,
 ) -> None:
     """Sets the environment for a run on ``cluster``; None: on this machine.
@@ -38,10 +39,14 @@ def prepare(
         cluster: kinds of vendor ``cpu`` stand for forced CPU devices.
         emulate: let forced CPU devices stand for every device.
         cpu: leave GPUs alone.
+        island: what of the cluster this process drives; forced CPU devices stand for
+            all that others do.
         environ: where it is set.
     """
-    forced = _forced(cluster, emulate=emulate)
-    if cpu or (cluster is not None and (emulate or cluster.on_cpu)):
+    forced = _forced(cluster, emulate=emulate, island=island)
+    own = [d for d in cluster.devices if island in (None, d.island)] if cluster else []
+    on_cpu = bool(own) and all(d.profile.vendor == "cpu" for d in own)
+    if cpu or (cluster is not None and (emulate or on_cpu)):
         environ["JAX_PLATFORMS"] = "cpu"
     if forced:
         _force_cpu_devices(forced, environ)
@@ -110,10 +115,15 @@ def stand(
         )
 
 
-def _forced(cluster: Cluster | None, *, emulate: bool) -> int:
-    """CPU devices that stand for devices of the cluster."""
+def _forced(
+    cluster: Cluster | None, *, emulate: bool, island: str | None = None
+) -> int:
+    """CPU devices that stand for devices of the cluster, or of other islands."""
     devices = cluster.devices if cluster else ()
-    return sum(emulate or device.profile.vendor == "cpu" for device in devices)
+    return sum(
+        emulate or d.profile.vendor == "cpu" or island not in (None, d.island)
+        for d in devices
+    )
 
 
 def cache_folder(environ: MutableMapping[str, str] = os.environ) -> Path:

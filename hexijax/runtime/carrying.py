@@ -8,9 +8,10 @@ stand for another's and never hold an array or run a program. All islands carry 
 pieces in the same order, so each knows what it has to give and what will come.
 """
 
+import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -131,5 +132,22 @@ class Spot:
         return line(self.what).partition(" :")[0]
 
 
-spot: contextvars.ContextVar[Spot] = contextvars.ContextVar("spot")
-"""Of the instruction at hand; work that is left to others keeps its own."""
+_spot: contextvars.ContextVar[Spot | None] = contextvars.ContextVar(
+    "spot", default=None
+)
+
+
+def spot() -> Spot | None:
+    """Of what is at hand, if other islands take part in it; work that is handed to
+    another thread takes its own along."""
+    return _spot.get()
+
+
+@contextlib.contextmanager
+def at_spot(here: Spot) -> Generator[None]:
+    """While it lasts, that is where this island is."""
+    token = _spot.set(here)
+    try:
+        yield
+    finally:
+        _spot.reset(token)

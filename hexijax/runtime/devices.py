@@ -30,15 +30,24 @@ IN_NODE = LinkProfile(latency_s=20e-6, bytes_per_s=20e9)
 """Between cards of one host when nothing is known: PCIe 4 x16 with room to spare."""
 
 
-def assign(cluster: Cluster, *, emulate: bool = False) -> dict[str, jax.Device]:
+def assign(
+    cluster: Cluster, *, emulate: bool = False, island: str | None = None
+) -> dict[str, jax.Device]:
     """Cluster device name -> JAX device of this process, in order of ids.
 
     Kinds whose vendor is ``cpu`` take CPU devices, all others accelerators.
-    ``emulate``: any device may stand for any other, which shows numbers, never speed.
+
+    Args:
+      cluster: whose devices.
+      emulate: any device may stand for any other, which shows numbers, never speed.
+      island: what this process drives; devices of other islands get ghosts, CPU devices
+        that are left. None: all of the cluster.
 
     Raises:
       UserError: too few devices, or a device of another kind than the file says.
     """
+    if island is not None:
+        return _with_ghosts(cluster, island, emulate=emulate)
     if emulate:
         pools = {CPU: list(jax.local_devices())}
         wanted = {CPU: list(cluster.devices)}
@@ -60,6 +69,26 @@ def assign(cluster: Cluster, *, emulate: bool = False) -> dict[str, jax.Device]:
     chosen = {d.name: x for d, x in zip(wanted[CPU], pools[CPU], strict=False)}
     if not emulate:
         chosen |= _match(cluster, wanted["accelerator"], pools["accelerator"])
+    return {device.name: chosen[device.name] for device in cluster.devices}
+
+
+def _with_ghosts(
+    cluster: Cluster, island: str, *, emulate: bool
+) -> dict[str, jax.Device]:
+    others = [d.name for d in cluster.devices if d.island != island]
+    mine = cluster.without(*others) if others else cluster
+    chosen = assign(mine, emulate=emulate)
+    left = [d for d in jax.local_devices(backend=CPU) if d not in chosen.values()]
+    if len(left) < len(others):
+        raise UserError(
+            f"Island {island!r} of cluster {cluster.name!r} needs {len(others)} CPU "
+            f"devices that stand for those of other islands, and JAX has {len(left)} "
+            "left here. Start it as an island (hexijax launch, or hexijax run "
+            "--island), or set in the environment "
+            f'XLA_FLAGS="--xla_force_host_platform_device_count='
+            f'{len(cluster.devices)}" before JAX starts.'
+        )
+    chosen |= dict(zip(others, left, strict=False))
     return {device.name: chosen[device.name] for device in cluster.devices}
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from hexijax.plan.plan import Place
-from hexijax.runtime.carrying import Spot, spot
+from hexijax.runtime.carrying import Spot, at_spot
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.state import State
@@ -45,21 +45,18 @@ def _told(
     for name, group in groups.items():
         for home in group.homes:
             what = f"the state of {name} at {home}"
-            spot.set(Spot(("state", turn, name, home), what))
-            like = group.computed_structs(home)
-            told: dict[str, Any] = {}
-            for field in fields:
-                wanted = list(like[field])
-                given = wanted
-                if layout.here(home):
-                    held = list(state[home, name][field])
-                    given = jax.device_put(held, [x.sharding for x in wanted])
-                told[field] = _read(layout, given)
+            with at_spot(Spot(("state", turn, name, home), what)):
+                held = state[home, name] if layout.here(home) else None
+                like = group.computed_structs(home)
+                told = {x: _read(layout, like[x], held and held[x]) for x in fields}
             yield (home, name), told
 
 
-def _read(layout: Layout, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """Arrays, or structs of those elsewhere, on this island's host."""
+def _read(layout: Layout, like: Sequence[Any], held: Any) -> list[np.ndarray]:
+    """Arrays, or those elsewhere that are like some structs, on this island's host."""
+    arrays = list(like)
+    if held is not None:
+        arrays = jax.device_put(list(held), [x.sharding for x in like])
     readers = layout.readers
     sent = [x for x in arrays for _ in readers]
     came = layout.move(sent, readers * len(arrays))[layout.reader :: len(readers)]

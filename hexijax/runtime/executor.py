@@ -25,7 +25,7 @@ from hexijax.program.program import (
 )
 from hexijax.program.waiting import held_back
 from hexijax.runtime.actions import Action, Actions, Parts, Slots, nothing
-from hexijax.runtime.carrying import Spot, spot
+from hexijax.runtime.carrying import Spot, at_spot
 from hexijax.runtime.later import Later, value
 from hexijax.runtime.memories import check_memory
 
@@ -136,11 +136,11 @@ class Executor:
             if not self._actions.shared(instruction):
                 return action
 
-            def at_spot(slots: Slots) -> None:
-                spot.set(Spot((self._name, self._runs, index), instruction))
-                action(slots)
+            def said(slots: Slots) -> None:
+                with at_spot(Spot((self._name, self._runs, index), instruction)):
+                    action(slots)
 
-            return at_spot
+            return said
 
         return [
             spotted(index, *both)

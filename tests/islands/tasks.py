@@ -1,0 +1,100 @@
+"""What a worker does when it is told to."""
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from hexijax.islands.carrier import IslandCarrier
+from hexijax.islands.transfer import TransferChannel
+from hexijax.islands.world import IslandLost, World
+from hexijax.runtime.devices import assign
+from tests.islands import cases
+
+SHAPES = [
+    ((), "float32"),
+    ((0,), "float32"),
+    ((3, 0, 2), "int32"),
+    ((5,), "bfloat16"),
+    ((7, 3), "bool"),
+    ((1, 9), "int8"),
+    ((2, 2), "uint32"),
+    ((3,), "float16"),
+    ((4, 2), "complex64"),
+    ((9,), "float8_e4m3fn"),
+    ((1025, 1023, 3), "float32"),  # more than two chunks
+]
+
+
+def arrays(seed: int) -> list[np.ndarray]:
+    """Of many forms."""
+    rng = np.random.default_rng(seed)
+    return [
+        np.asarray(rng.integers(0, 2, shape)).astype(jnp.dtype(dtype))
+        for shape, dtype in SHAPES
+    ]
+
+
+def swap(world: World, channel: TransferChannel, *, seed: int) -> dict[str, Any]:
+    """Arrays to everyone, and theirs."""
+    devices = jax.devices()
+    mine, others = world.islands.index(world.name), len(world.islands)
+    for i, peer in enumerate(world.islands):
+        if peer != world.name:
+            given = arrays(seed + mine * others + i)
+            put = [jax.device_put(x, devices[k % 3]) for k, x in enumerate(given)]
+            channel.offer(peer, world.transfer_id(seed, mine, i), put)
+    for i, peer in enumerate(world.islands):
+        if peer != world.name:
+            want = arrays(seed + i * others + mine)
+            like = [
+                jax.ShapeDtypeStruct(
+                    x.shape, x.dtype, sharding=SingleDeviceSharding(devices[k % 2])
+                )
+                for k, x in enumerate(want)
+            ]
+            pull = channel.pull(peer, world.transfer_id(seed, i, mine), like, "a test")
+            for x, y, z in zip(pull.wait(), want, like, strict=True):
+                assert x.sharding == z.sharding
+                np.testing.assert_array_equal(np.asarray(x), y)
+    traffic = channel.traffic
+    return {"came": {peer: traffic[peer].num_bytes for peer in traffic}}
+
+
+def lost(
+    world: World, channel: TransferChannel, *, peer: str, pull_s: float
+) -> dict[str, Any]:
+    """What becomes of a pull of something that never comes."""
+    if world.name == peer:
+        return {"error": ""}
+    channel._world = dataclasses.replace(world, pull_s=pull_s)
+    where = SingleDeviceSharding(jax.devices()[0])
+    like = [jax.ShapeDtypeStruct((4,), jnp.float32, sharding=where)]
+    began = time.perf_counter()
+    try:
+        channel.pull(peer, world.transfer_id("lost", began), like, "recv act").wait()
+    except IslandLost as error:
+        return {"error": str(error), "spent_s": time.perf_counter() - began}
+    raise AssertionError("it came")
+
+
+def train(
+    world: World, channel: TransferChannel, *, islands: int, seed: int
+) -> dict[str, Any]:
+    """A few steps of a random plan."""
+    made = cases.cluster(islands)
+    devices = assign(made, island=world.name)
+    homes = {d: made.device(name).island for name, d in devices.items()}
+    carrier = IslandCarrier(world, channel, homes, channel.next_engine())
+    engine = cases.make(islands, seed, devices, carrier)
+    found = cases.outcome(engine, seed)
+    for buffer in engine.live_buffers():
+        for x in jax.tree.leaves(engine._executor.get(buffer)):
+            assert all(map(carrier.here, x.sharding.device_set)), (world.name, buffer)
+    found["came"] = sum(t.num_bytes for t in channel.traffic.values())
+    found["waited_s"] = sum(t.waited_s for t in channel.traffic.values())
+    return found
