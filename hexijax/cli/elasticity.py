@@ -4,11 +4,13 @@
 Members, chain -> Elastic -> machine; watch: SIGTERM, members.txt -> Elastic
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from hexijax.checkpoint.saver import Saver
+from hexijax.cli import rehearsal
 from hexijax.cluster import Cluster
 from hexijax.elastic import Asked, Members, PlansAhead, Roll
 from hexijax.elastic.notice import on_sigterm
@@ -19,6 +21,7 @@ from hexijax.job.elastic import Elastic
 from hexijax.job.intake import plan_options
 from hexijax.job.machine import Progress
 from hexijax.layers.chain import Chain
+from hexijax.plan import Plan
 from hexijax.report import RunFolder
 
 MEMBERS = "members.txt"
@@ -61,8 +64,9 @@ def elastic_job(
     emulate: bool,
     say: Callable[[str], None],
     progress: Progress,
+    rehearsed: rehearsal.Asked | None = None,
 ) -> Generator[Elastic]:
-    """The job, and a process that plans ahead for as long as it lasts."""
+    """The job, and processes that plan and compile ahead for as long as it lasts."""
     from hexijax.runtime.devices import assign
 
     asked = Asked(
@@ -71,7 +75,13 @@ def elastic_job(
         dtype=experiment.dtype,
         options=plan_options(experiment),
     )
-    with PlansAhead(asked) as ahead:
+    with contextlib.ExitStack() as stack:
+        made: Callable[[Cluster, Plan], None] = lambda cluster, plan: None  # noqa: E731
+        if rehearsed and rehearsal.can_rehearse(members.whole, emulate=emulate):
+            rehearsals = rehearsal.Rehearsals(rehearsed, say)
+            stack.callback(rehearsals.close)
+            made = rehearsals.rehearse
+        ahead = stack.enter_context(PlansAhead(asked, made=made))
         yield Elastic(
             experiment=experiment,
             chain=chain,

@@ -11,7 +11,7 @@ import threading
 from contextlib import closing
 from typing import Any
 
-from hexijax.cli import elasticity
+from hexijax.cli import elasticity, rehearsal
 from hexijax.cli.session import (
     SINGLE,
     Session,
@@ -81,6 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
                     emulate=arguments.emulate,
                     say=screen.say,
                     progress=screen.compiling,
+                    rehearsed=rehearsal.Asked(
+                        experiment=session.source.path,
+                        settings=session.settings,
+                        cluster=members.whole,
+                        emulate=arguments.emulate,
+                    ),
                 )
             )
             job.begin(plan)

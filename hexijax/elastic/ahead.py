@@ -75,8 +75,20 @@ class Planned:
 class PlansAhead:
     """Plans by cluster, made in the background."""
 
-    def __init__(self, asked: Asked, *, background: bool = True):
-        self._asked, self._background = asked, background
+    def __init__(
+        self,
+        asked: Asked,
+        *,
+        background: bool = True,
+        made: Callable[[Cluster, Plan], None] = lambda cluster, plan: None,
+    ):
+        """
+        Args:
+          asked: of every plan.
+          background: make them; else each is made when it is needed.
+          made: is told of each that was made ahead, in another thread.
+        """
+        self._asked, self._background, self._made = asked, background, made
         self._found: dict[str, Plan | None] = {}
         self._waiting: list[Cluster] = []
         self._now = ""
@@ -163,6 +175,8 @@ class PlansAhead:
                 self._found[self._now] = plan
                 self._now = ""
                 self._changed.notify_all()
+            if plan is not None:
+                self._made(cluster, plan)
         self._end_process()
 
     def _ask(self, cluster: Cluster) -> Plan | None:
