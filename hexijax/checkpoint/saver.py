@@ -270,7 +270,6 @@ class Saver:
         finally:
             with self._lock:
                 self._sending.discard(step)
-            give_back_freed()
 
     def _retain(self, files: Files, tier: str, keep: int) -> None:
         """Removes steps older than the newest ``keep`` whole ones."""
@@ -313,22 +312,24 @@ class _Worker:
 
     def __init__(self, name: str):
         self._pool = concurrent.futures.ThreadPoolExecutor(1, name)
-        self._last: concurrent.futures.Future[None] | None = None
+        self._last: list[concurrent.futures.Future[None]] = []
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do."""
-        return self._last is None or self._last.done()
+        return all(each.done() for each in self._last)
 
     def begin(self, work: Callable[[], None]) -> None:
         """After what it was given before."""
-        self._last = self._pool.submit(work)
+        # A snapshot is freed when the work that held it is gone, after its last line.
+        self._last = [self._pool.submit(work), self._pool.submit(give_back_freed)]
 
     def wait(self) -> None:
         """Until it has nothing to do; raises what the last work raised."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        last, self._last = self._last, []
+        concurrent.futures.wait(last)
+        for each in last:
+            each.result()
 
 
 def _hosts() -> "list[jax.Device]":

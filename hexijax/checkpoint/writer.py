@@ -8,12 +8,13 @@ manifest, which is no step; ``clear_leftovers`` removes it.
 """
 
 import concurrent.futures
+import functools
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,9 +30,15 @@ from hexijax.weights.stored.manifest import Manifest, Param, Stand
 from hexijax.weights.stored.parts import Part
 
 WRITERS = 4
-"""Threads a part: they wait for the disk and for TensorStore, which has its own."""
+"""Threads of all parts that are written: they wait for the disk and for TensorStore,
+which has its own."""
+
+SENDERS = 4
+"""Chunks on their way to a far tier at a time: each waits for an answer."""
 
 _WINDOW_BYTES = 2**22
+
+_T, _R = TypeVar("_T"), TypeVar("_R")
 
 
 def write_part(
@@ -80,12 +87,7 @@ def write_part(
             key=keys[each], tensor=made.tensor, chunk=made.chunk, crc32c=made.crc32c
         )
 
-    with concurrent.futures.ThreadPoolExecutor(WRITERS, "checkpoint") as pool:
-        try:
-            made = dict(zip(held, pool.map(one, held), strict=True))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    made = dict(zip(held, _each(_pool("save", WRITERS), one, held), strict=True))
     _describe(files, f"{prefix}{manifest.STATE}/", made)
     known = Manifest(
         stand=stand,
@@ -100,6 +102,29 @@ def write_part(
     return known
 
 
+@functools.cache
+def _pool(name: str, threads: int) -> concurrent.futures.ThreadPoolExecutor:
+    """The same threads for all: new ones would each bring the C library to keep memory
+    of its own."""
+    return concurrent.futures.ThreadPoolExecutor(threads, name)
+
+
+def _each(
+    pool: concurrent.futures.ThreadPoolExecutor,
+    work: Callable[[_T], _R],
+    things: Iterable[_T],
+) -> list[_R]:
+    """Done side by side; if one fails, none goes on when that is raised."""
+    done = [pool.submit(work, each) for each in things]
+    try:
+        return [each.result() for each in done]
+    except BaseException:
+        for each in done:
+            each.cancel()
+        concurrent.futures.wait(done)
+        raise
+
+
 def copy_part(part: Part, target: Files, rate: Rate | None = None) -> None:
     """A committed part into another place, chunk by chunk as it is stored.
 
@@ -108,8 +133,14 @@ def copy_part(part: Part, target: Files, rate: Rate | None = None) -> None:
       OSError: the target cannot be written.
     """
     target.delete(f"{part.prefix}{manifest.NAME}")
-    for stored in part.manifest.arrays.values():
-        arrays.copy(part.files, target, part.at(stored), rate)
+    stored = [part.at(each) for each in part.manifest.arrays.values()]
+    _each(
+        _pool("send", SENDERS),
+        lambda chunk: arrays.copy(part.files, target, *chunk, rate),
+        [chunk for each in stored for chunk in each.sums()],
+    )
+    for each in stored:
+        arrays.describe(target, each)
     state = f"{part.prefix}{manifest.STATE}/"
     _describe(target, state, part.manifest.arrays)
     data = manifest.render(part.manifest)

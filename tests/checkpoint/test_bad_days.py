@@ -182,6 +182,15 @@ def test_a_rate_is_kept_by_all_threads_together():
     assert time.monotonic() - began >= 0.2
 
 
+def test_a_rate_that_is_lifted_holds_nobody_any_more():
+    rate = Rate(1.0)
+    waiting = threading.Thread(target=rate.take, args=(1000,), daemon=True)
+    waiting.start()
+    rate.bytes_per_s = float("inf")
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
 def test_nothing_of_jax_is_needed_to_write_and_read(tmp_path: Path):
     code = (
         "import sys; from tests.checkpoint.writing import *; "

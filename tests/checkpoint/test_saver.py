@@ -1,5 +1,6 @@
 """Saves beside training: what is kept where, what fails and is said."""
 
+import itertools
 import resource
 import shutil
 import statistics
@@ -157,6 +158,25 @@ def test_a_far_tier_that_refuses_or_is_away_costs_no_step(make: Any, tmp_path: P
     assert saver.inventory().whole() == [2, 1]
     shutil.rmtree(tmp_path / "far")
     assert saver.inventory().whole() == [2, 1]
+
+
+class Meeting(Folder):
+    """A far tier that answers the first chunk when the second is on its way."""
+
+    def __init__(self, path: Path):
+        super().__init__(path)
+        self.met, self.first = threading.Barrier(2), itertools.count()
+
+    def put(self, key: str, data: bytes, *, durable: bool = False) -> None:
+        if "/c" in key and next(self.first) < 2:
+            self.met.wait(60)
+        super().put(key, data, durable=durable)
+
+
+def test_several_chunks_are_on_their_way_at_a_time(make: Any, tmp_path: Path):
+    _, saver, _ = make(far=Meeting(tmp_path / "far"))
+    run(saver, 2)
+    assert 2 in {p.step for p in saver.inventory().parts if p.label == "far"}
 
 
 def test_a_slow_far_tier_holds_nothing_up(make: Any):

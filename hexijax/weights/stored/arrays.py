@@ -98,6 +98,12 @@ class StoredArray:
             )
             yield number, f"{self.key}/{'.'.join(['c', *map(str, at)])}", part
 
+    def sums(self) -> Iterator[tuple[str, int]]:
+        """Key and crc32c of each chunk."""
+        if self.crc32c:
+            for number, name, _ in self.chunks(whole(self.tensor.shape)):
+                yield name, self.crc32c[number]
+
 
 def chunk_shape(tensor: Tensor, limit_bytes: int = CHUNK_BYTES) -> tuple[int, ...]:
     """Chunks of at most some bytes: runs of rows, of columns where a row is more."""
@@ -165,22 +171,24 @@ def read(
 
 
 def copy(
-    source: Files, target: Files, stored: StoredArray, rate: Rate | None = None
+    source: Files, target: Files, name: str, crc32c: int, rate: Rate | None = None
 ) -> None:
-    """The stored chunks as they are, each checked against the manifest's crc32c.
+    """A stored chunk as it is, checked against the manifest's crc32c.
 
     Raises:
-      Damaged: the source has others.
+      Damaged: the source has another.
       OSError: the target cannot be written.
     """
-    for number, name, _ in stored.chunks(whole(stored.tensor.shape)):
-        if not stored.tensor.num_bytes:
-            return
-        data = _got(source, name, stored.crc32c[number])
-        if rate is not None:
-            rate.take(len(data))
-        target.put(name, data)
-    target.put(f"{stored.key}/zarr.json", _json(stored))
+    data = _got(source, name, crc32c)
+    if rate is not None:
+        rate.take(len(data))
+    target.put(name, data)
+
+
+def describe(files: Files, stored: StoredArray) -> None:
+    """Zarr's own word of an array beside its chunks, if it has any."""
+    if stored.crc32c:
+        files.put(f"{stored.key}/zarr.json", _json(stored))
 
 
 def _got(files: Files, name: str, crc32c: int) -> bytes:

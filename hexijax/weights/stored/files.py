@@ -61,6 +61,10 @@ class Files(Protocol):
         ...
 
 
+_LOOK_S = 0.1
+"""Of one that waits: after which it looks whether it still must."""
+
+
 class Rate:
     """Holds transfers back, all threads' together, to so many bytes a second.
 
@@ -73,13 +77,17 @@ class Rate:
         self._lock, self._free_at_s = threading.Lock(), 0.0
 
     def take(self, num_bytes: int) -> None:
-        """Waits until that many more bytes would have been through."""
+        """Waits until that many more bytes would have been through, or until nothing
+        is held back any more."""
         if self.bytes_per_s == float("inf"):
             return
         with self._lock:
             begins_s = max(time.monotonic(), self._free_at_s)
             ends_s = self._free_at_s = begins_s + num_bytes / self.bytes_per_s
-        time.sleep(max(0.0, ends_s - time.monotonic()))
+        while (left_s := ends_s - time.monotonic()) > 0:
+            if self.bytes_per_s == float("inf"):
+                return
+            time.sleep(min(left_s, _LOOK_S))
 
 
 def open_files(where: "str | Path") -> Files:
