@@ -326,8 +326,9 @@ class _Worker:
 
     def wait(self) -> None:
         """Until it has nothing to do; raises what the last work raised."""
-        last, self._last = self._last, []
+        last = self._last
         concurrent.futures.wait(last)
+        self._last = list[concurrent.futures.Future[None]]()
         for each in last:
             each.result()
 

@@ -38,7 +38,8 @@ SENDERS = 4
 
 _WINDOW_BYTES = 2**22
 
-_T, _R = TypeVar("_T"), TypeVar("_R")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def write_part(
@@ -136,7 +137,7 @@ def copy_part(part: Part, target: Files, rate: Rate | None = None) -> None:
     stored = [part.at(each) for each in part.manifest.arrays.values()]
     _each(
         _pool("send", SENDERS),
-        lambda chunk: arrays.copy(part.files, target, *chunk, rate),
+        lambda chunk: arrays.copy(part.files, target, chunk[0], chunk[1], rate),
         [chunk for each in stored for chunk in each.sums()],
     )
     for each in stored:
