@@ -87,10 +87,21 @@ class Traffic:
 
 
 class TransferChannel:
-    """Messages between this island and its peers, for one generation."""
+    """Messages between this island and its peers, for one generation.
 
-    def __init__(self, server: Server, world: World):
-        self._server, self._world = server, world
+    Args:
+      server: what the others fetch from.
+      world: who they are.
+      gone: names a lost one among them, as soon as somebody knows; else None.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        world: World,
+        gone: Callable[[], str | None] = lambda: None,
+    ):
+        self._server, self._world, self.gone = server, world, gone
         self._peers: dict[str, Any] = {}
         self.traffic: Mapping[str, Traffic] = collections.defaultdict(Traffic)
         """By the island it came from."""
@@ -173,6 +184,9 @@ class Arriving:
                 spent_s = time.perf_counter() - began
                 if spent_s > limit_s:
                     raise IslandLost(self._peer, self._what, limit_s)
+                if pause_s == _LONGEST_PAUSE_S and (lost := self._channel.gone()):
+                    why = "it was given up by whoever started it"
+                    raise IslandLost(lost, self._what, spent_s, why)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         spent_s = time.perf_counter() - began

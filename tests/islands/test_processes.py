@@ -57,6 +57,6 @@ def test_any_plan_over_islands_obeys_law_1(
     count: int, tmp_path: Path, record_property: Any
 ):
     with islands(count, tmp_path) as running:
-        for seed in range(12):
-            told = check(running, count, seed, bits=True)
+        for seed in range(11):
+            told = check(running, count, seed, bits=seed % 4 == 0)
             assert sum(said["came"] for said in told.values()) > 0, seed
