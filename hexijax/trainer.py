@@ -12,11 +12,14 @@ look like. A thin face over ``job``: the same plans, programs and folders as the
 line's.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
+import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,15 +27,18 @@ from typing import Any
 from hexijax.checkpoint import Stand
 from hexijax.checkpoint.saver import Saver
 from hexijax.cluster import Cluster
+from hexijax.elastic import Members
 from hexijax.errors import UserError
 from hexijax.experiment import Batch, BatchIterator, Data, Experiment
 from hexijax.job import platform, saving
 from hexijax.job.clusters import given_cluster
+from hexijax.job.elastic import Elastic
 from hexijax.job.evaluation import NO_BATCH, repeatable
 from hexijax.job.evaluation import evaluate as evaluate_all
 from hexijax.job.handed import (
     Counted,
     checked_rules,
+    elastic_members,
     of_three,
     placed,
     position,
@@ -41,10 +47,11 @@ from hexijax.job.handed import (
 from hexijax.job.intake import check_vocabulary, problem, trace_chain
 from hexijax.job.loop import Line, Loop, ended
 from hexijax.job.machine import Machine, make_machine
+from hexijax.job.membership import elastic_job, watched
 from hexijax.job.plans import check_plan, new_plan, read_plan
 from hexijax.job.screen import Quiet, Screen
 from hexijax.layers.chain import Chain
-from hexijax.plan import Plan
+from hexijax.plan import Plan, PlanError
 from hexijax.report import Meter, RunFolder
 from hexijax.runtime.form import BatchForm
 from hexijax.runtime.intake import abstract_params
@@ -62,11 +69,28 @@ class _Job:
     """What the first batch decides."""
 
     experiment: Experiment
-    cluster: Cluster
     chain: Chain
+    form: BatchForm
+    now: "Elastic | _Fixed"
+    """Plan, cluster and machine: those of now, where they change."""
+
+    @property
+    def engine(self) -> Any:
+        """Of now, as a saver or a loop keeps it."""
+        return self.now.engine
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Fixed:
+    """A job under one plan."""
+
+    cluster: Cluster
     plan: Plan | None
     machine: Machine
-    form: BatchForm
+
+    @property
+    def engine(self) -> Any:
+        return self.machine.engine
 
 
 class Trainer:
@@ -88,6 +112,8 @@ class Trainer:
       seed: parameters that are made, and all random keys, follow from it.
       dtype: compute dtype asked for; a kind that lacks it computes in the next it has.
       clip_norm: largest global norm of the gradient; None: no clipping.
+      elastic: nodes may go and come while ``fit`` trains; names of those that take
+        part from the start, or True: all. ``members`` is told of changes.
       rules: any other field of an ``Experiment``, as ``skip_nonfinite=True``.
 
     Raises:
@@ -107,6 +133,7 @@ class Trainer:
         seed: int = 0,
         dtype: str = "float32",
         clip_norm: float | None = None,
+        elastic: bool | Iterable[str] = False,
         **rules: Any,
     ):
         fields: dict[str, Any] = {"name": "trainer", **checked_rules(rules)}
@@ -138,6 +165,10 @@ class Trainer:
                 experiment, init=functools.partial(zeros_like, shapes)
             )
         self._experiment = experiment
+        self._members: Members | None = None
+        if elastic:
+            names = None if isinstance(elastic, bool) else list(elastic)
+            self._members = elastic_members(self.cluster, names, plan)
         self._job: _Job | None = None
         self._steps_done = 0
         self._last: Numbers | None = None
@@ -157,13 +188,28 @@ class Trainer:
         return self._cluster
 
     @property
+    def members(self) -> Members:
+        """Who takes part in an elastic Trainer: tell it ``lose``, ``notice``, ``join``
+        or ``slow``, from any thread.
+
+        Raises:
+          UserError: the Trainer is not elastic.
+        """
+        if self._members is None:
+            raise UserError(
+                "The Trainer has no members: it stays on its cluster. Give it "
+                "elastic=True, and nodes may go and come while it fits."
+            )
+        return self._members
+
+    @property
     def plan(self) -> Plan | None:
         """Who does what; None for ``plan="single"``.
 
         Raises:
           UserError: no batch has been seen yet, so there is none.
         """
-        return self._made("a plan").plan
+        return self._made("a plan").now.plan
 
     @property
     def chain(self) -> Chain:
@@ -187,10 +233,11 @@ class Trainer:
         from hexijax.report.verdict import Choices
 
         job = self._made("a plan")
-        if job.plan is None:
-            return f"The plain program on {next(iter(job.machine.devices))}."
-        whole_problem = problem(job.experiment, job.chain, job.cluster)
-        ours = judge(job.experiment.name, job.plan, whole_problem)
+        plan = job.now.plan
+        if plan is None:
+            return f"The plain program on {next(iter(job.now.machine.devices))}."
+        whole_problem = problem(job.experiment, job.chain, job.now.cluster)
+        ours = judge(job.experiment.name, plan, whole_problem)
         return explain(Choices(ours=ours), limits(ours))
 
     # Training.
@@ -230,7 +277,7 @@ class Trainer:
         self.prepare(batch)
         job, step = self._made("an engine"), self._steps_done
         taken = job.form.taken(batch, f"The batch of step {step}")
-        numbers = Numbers(job.machine.engine.step(taken, step).fetch)
+        numbers = Numbers(job.now.machine.engine.step(taken, step).fetch)
         self._steps_done += 1
         before, self._last = self._last, numbers
         if before is not None:
@@ -261,7 +308,7 @@ class Trainer:
                 raise UserError(NO_BATCH)
             self.prepare(first)
             waiting = itertools.chain([first], waiting)
-        engine = self._made("an engine").machine.engine
+        engine = self._made("an engine").now.machine.engine
         return dict(evaluate_all(engine, waiting, at_most).means)
 
     def fit(
@@ -277,12 +324,16 @@ class Trainer:
         save_every: int = 0,
         far: str | Path | None = None,
         far_every: int = 0,
+        far_rate: float = math.inf,
+        neighbour_every: int = 0,
         show: bool = False,
     ) -> bool:
         """``steps`` more steps; Ctrl-C and ``stop`` end them early, and whole.
 
         After ``resume``, a ``Data`` or an iterator with ``set_state`` goes on where the
-        saved run's stood; another iterator is taken as it comes.
+        saved run's stood; another iterator is taken as it comes. An elastic Trainer
+        goes back to the newest step that is whole when a node is lost, so it needs
+        one of these two; ``members.txt`` in ``save`` is looked at between steps.
 
         Args:
           batches: dicts of arrays, as many as steps at least.
@@ -299,6 +350,9 @@ class Trainer:
             the end.
           far: a path or URL to send saves to, that outlives this machine.
           far_every: steps between those that are sent; 0: only the end.
+          far_rate: GB/s that are sent at most.
+          neighbour_every: steps between copies of each node's state in the memory of
+            the next one; 0: none.
           show: print lines, or a bar on a terminal.
 
         Returns:
@@ -308,20 +362,31 @@ class Trainer:
           UserError: the data ended early; the steps done stand.
           hexijax.job.loop.Diverged: a loss or gradient is not finite.
         """
-        for asked, value in (("save_every", save_every), ("far", far)):
+        asked_of = {"save_every": save_every, "far": far}
+        for asked, value in {**asked_of, "neighbour_every": neighbour_every}.items():
             if value and save is None:
                 raise UserError(
                     f"fit({asked}={value!r}) was given without save=: name the folder "
                     "to save into."
                 )
         iterator = self._iterator(batches)
+        if self._members is not None and not isinstance(iterator, BatchIterator):
+            raise UserError(
+                f"An elastic Trainer's fit was given a {type(batches).__name__}, which "
+                "cannot be put back: after a loss some steps are done again. Give a "
+                "Data, or an iterator with get_state and set_state."
+            )
         waiting: Iterator[Batch] = iterator
         if self._job is None and steps > 0:
+            before = position(iterator)()
             first = next(iterator, None)
             if first is None:
                 raise UserError(ended(0, steps, self._steps_done))
             self.prepare(first)
-            waiting = itertools.chain([first], iterator)
+            if isinstance(iterator, BatchIterator):
+                iterator.set_state(before)
+            else:
+                waiting = itertools.chain([first], iterator)
         job = self._made("an engine")
         check_vocabulary(batches, job.chain, "fit's data")
         check_vocabulary(eval_data, job.chain, "fit's eval_data")
@@ -336,13 +401,19 @@ class Trainer:
         called = tuple(callbacks)
 
         def tell(line: Line) -> None:
+            if self._members is not None:
+                self._count(int(line["step"] or 0) + 1)
             for callback in called:
                 callback(line)
 
         saver = None
         if save is not None:
             choices = saving.Choices(
-                save_every=save_every, far=str(far or ""), far_every=far_every
+                save_every=save_every,
+                far=str(far or ""),
+                far_every=far_every,
+                far_rate=far_rate,
+                neighbour_every=neighbour_every,
             )
             saver = self._saver(Path(save), choices)
 
@@ -353,24 +424,46 @@ class Trainer:
             asked = done >= last or not saver.due(done)
             saver.write(saver.take(done, where(), asked=asked))
 
-        loop = Loop(
-            engine=Counted(job.machine.engine, self._count),
-            experiment=experiment,
-            batches=waiting,
-            meter=Meter(
-                tokens_per_step=float(job.form.size * job.chain.tokens_per_sample),
-                flops_per_step=job.machine.flops_per_step,
-                peak_flops_per_s=job.machine.peak_flops_per_s,
-            ),
-            screen=Screen() if show else Quiet(),
-            write=tell,
-            save=keep if saver else None,
-            due=saver.due if saver else None,
-            stop=self._stop,
-            flag="",
+        meter = Meter(
+            tokens_per_step=float(job.form.size * job.chain.tokens_per_sample),
+            flops_per_step=job.now.machine.flops_per_step,
+            peak_flops_per_s=job.now.machine.peak_flops_per_s,
         )
+        screen = Screen() if show else Quiet()
+
+        def make_loop() -> Loop:
+            return Loop(
+                engine=Counted(job.engine, self._count),
+                experiment=experiment,
+                batches=waiting,
+                meter=meter,
+                screen=screen,
+                write=tell,
+                save=keep if saver else None,
+                due=saver.due if saver else None,
+                stop=self._stop,
+                flag="",
+            )
+
+        def anew(elastic: Elastic) -> Loop:
+            meter.peak_flops_per_s = elastic.machine.peak_flops_per_s
+            if saver and save is not None:
+                self._tell_plan(RunFolder(Path(save).expanduser()), saver)
+            return make_loop()
+
         try:
-            finished = loop.run(self._steps_done)
+            if isinstance(job.now, Elastic):
+                assert isinstance(iterator, BatchIterator)
+                elastic, folder = job.now, None
+                elastic.steps = experiment.steps
+                if save is not None:
+                    folder = RunFolder(Path(save).expanduser())
+                with watched(elastic, folder, saver, self._stop.set, screen.say):
+                    start = self._steps_done
+                    finished = elastic.run(anew, iterator, self._count, start)
+                self._count(elastic.done)
+            else:
+                finished = make_loop().run(self._steps_done)
         finally:
             if saver is not None:
                 saver.close()
@@ -390,7 +483,7 @@ class Trainer:
         Raises:
           UserError: no batch has been seen yet: they are those that were given.
         """
-        return self._made("parameters of its own").machine.engine.params()
+        return self._made("parameters of its own").now.machine.engine.params()
 
     def save(self, folder: str | Path, data_state: Any = None) -> Path:
         """Writes parameters and optimizer state, exactly, and the plan.
@@ -438,7 +531,7 @@ class Trainer:
             self._prepare(BatchForm.from_words(words, self._batch_size or size))
         job = self._made("an engine")
         shared = saving.facts(job.experiment, job.chain)
-        saved = saving.restore(run, job.machine.engine, shared, _log.warning).stand
+        saved = saving.restore(run, job.engine, shared, _log.warning).stand
         self._steps_done, self._last = saved.step, None
         self._resumed = saved
         for moved in saving.moved_versions(saved):
@@ -449,23 +542,34 @@ class Trainer:
 
     def _prepare(self, form: BatchForm) -> None:
         experiment = dataclasses.replace(self._experiment, batch_size=form.size)
-        cluster = self.cluster
+        cluster = self._members.cluster() if self._members else self.cluster
         chain = trace_chain(experiment, form.example())
         for note in chain.notes:
             _log.info("%s", note)
         plan = self._find_plan(experiment, chain, cluster)
         _log.info("compiling for %d devices", len(cluster.devices))
-        machine = make_machine(experiment, cluster, chain, plan, emulate=self._emulate)
+        now: Elastic | _Fixed
+        if self._members is None:
+            machine = make_machine(
+                experiment, cluster, chain, plan, emulate=self._emulate
+            )
+            now = _Fixed(cluster=cluster, plan=plan, machine=machine)
+        else:
+            ahead = contextlib.ExitStack()
+            now = ahead.enter_context(
+                elastic_job(
+                    experiment,
+                    chain,
+                    self._members,
+                    emulate=self._emulate,
+                    say=_log.warning,
+                )
+            )
+            weakref.finalize(self, ahead.close)  # it has a process
+            machine = now.begin(plan)
         machine.engine.init(self._first)
         self._first = None
-        self._job = _Job(
-            experiment=experiment,
-            cluster=cluster,
-            chain=chain,
-            plan=plan,
-            machine=machine,
-            form=form,
-        )
+        self._job = _Job(experiment=experiment, chain=chain, form=form, now=now)
 
     def _find_plan(
         self, experiment: Experiment, chain: Chain, cluster: Cluster
@@ -479,7 +583,14 @@ class Trainer:
                 check_plan(plan, experiment, chain, cluster, what="The plan given")
                 return plan
             case file:
-                return read_plan(Path(file).expanduser(), experiment, chain, cluster)
+                path = Path(file).expanduser()
+                try:
+                    return read_plan(path, experiment, chain, cluster)
+                except PlanError as error:
+                    if self._members is None:
+                        raise
+                    _log.warning("%s does not fit, so a plan is made. %s", path, error)
+                    return new_plan(experiment, chain, cluster)
 
     def _made(self, what: str) -> _Job:
         if self._job is None:
@@ -524,15 +635,17 @@ class Trainer:
                 f"done {self._steps_done}: whoever resumed would get the other. Save "
                 "into a folder of its own."
             )
-        if job.plan:
-            saving.write_plan(run, job.plan, job.cluster, job.chain, job.experiment)
         shared = saving.facts(job.experiment, job.chain)
         shared |= {"data": self._data} if self._data else {}
-        return saving.saver(
-            run,
-            job.machine.engine,
-            shared,
-            choices.tiers(run),
-            plan=job.plan,
-            tell=_log.warning,
-        )
+        tiers = choices.tiers(run)
+        saver = saving.saver(run, job.engine, shared, tiers, tell=_log.warning)
+        self._tell_plan(run, saver)
+        return saver
+
+    def _tell_plan(self, run: RunFolder, saver: Saver) -> None:
+        """Writes the plan of now, which saves that follow are of."""
+        job = self._made("a plan")
+        plan = job.now.plan
+        if plan:
+            saving.write_plan(run, plan, job.now.cluster, job.chain, job.experiment)
+        saver.plan = saving.plan_text(plan, job.engine)

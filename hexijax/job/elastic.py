@@ -99,6 +99,8 @@ class Elastic:
         self._pending: tuple[Event, ...] = ()
         self.changes: list[Change] = []
         """Re-plans so far."""
+        self.steps = experiment.steps
+        """Of the run: what a change gains counts until their end."""
         self.engine = Current(self)
         """That of now."""
         self.done = 0
@@ -200,7 +202,7 @@ class Elastic:
             now_s=_step_s(self.plan) / slowest,
             then_s=_step_s(new),
             cost_s=self._cost_s,
-            steps_left=self._experiment.steps - done,
+            steps_left=self.steps - done,
         )
 
     def _forget(self, events: Iterable[Event]) -> None:

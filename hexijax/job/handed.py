@@ -6,12 +6,14 @@ loss(params, batch) -> of_three        iterator, where a run was saved -> placed
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from hexijax.checkpoint import Stand
+from hexijax.cluster import Cluster
+from hexijax.elastic import Members
 from hexijax.errors import UserError, did_you_mean
 from hexijax.experiment import Batch, BatchIterator, Experiment
 from hexijax.job.loop import Result, Trainee
@@ -60,6 +62,26 @@ def placed(
     if isinstance(batches, BatchIterator):
         batches.set_state(saved.data_state)
     return batches
+
+
+def elastic_members(
+    cluster: Cluster, names: Sequence[str] | None, plan: object
+) -> Members:
+    """Those who take part from the start; None: all nodes.
+
+    Raises:
+      UserError: nobody can go or come.
+    """
+    if len(cluster.nodes) < 2 or plan == "single":
+        why = "the plain program has one device"
+        if len(cluster.nodes) < 2:
+            why = f"cluster {cluster.name!r} has one node"
+        raise UserError(
+            f"The Trainer was given elastic={names or True}, and {why}: if that goes, "
+            "nobody is left. Give it a cluster of more nodes and let it plan, or leave "
+            "elastic out: what is saved can be resumed anywhere."
+        )
+    return Members(cluster, names)
 
 
 def position(iterator: Iterator[Batch]) -> Callable[[], Any]:
