@@ -1,6 +1,7 @@
 """The `hexijax` command.
 
-    0 done   1 the run diverged   2 bad input   70 a fault in code   130 Ctrl-C
+    0 done   1 the run diverged   2 bad input   3 an island was lost
+    70 a fault in code   130 Ctrl-C
 
 A fault of the input is one message and no traceback; HEXIJAX_TRACEBACK=1 shows it. A
 fault in code, the experiment's or ours, keeps its traceback.
@@ -15,6 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hexijax
+from hexijax.cli.flags import (
+    add_host_flags,
+    add_launch_flags,
+    add_run_flags,
+    positive,
+)
 from hexijax.cli.words import check_words
 from hexijax.errors import UserError
 
@@ -51,73 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=hexijax.__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    run = _with_experiment(commands, "run", "train", _run, out="runs")
-    run.add_argument(
-        "--resume",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="continue a saved run (default: the experiment's last one)",
+    add_run_flags(_with_experiment(commands, "run", "train", _run, out="runs"))
+    launch = _with_experiment(
+        commands, "launch", "train over islands, a process each", _launch, out="runs"
     )
-    run.add_argument(
-        "--save-every",
-        type=_positive,
-        default=0,
-        metavar="N",
-        help="save every N steps, and not only at the end",
-    )
-    run.add_argument("--no-save", action="store_true", help="save nothing")
-    run.add_argument(
-        "--keep",
-        type=_positive,
-        default=2,
-        metavar="N",
-        help="steps kept in each place that is saved to (default: 2)",
-    )
-    run.add_argument(
-        "--fast",
-        metavar="DIR",
-        help="save in here and not in the run's folder: another disk, /dev/shm",
-    )
-    run.add_argument(
-        "--far",
-        metavar="PATH",
-        help="a path or URL that outlives the machines (gs://, s3://, any fsspec's)",
-    )
-    run.add_argument(
-        "--far-every",
-        type=_positive,
-        default=0,
-        metavar="N",
-        help="send every Nth step there, and not only the last",
-    )
-    run.add_argument(
-        "--far-rate",
-        type=float,
-        default=math.inf,
-        metavar="GB/S",
-        help="send no faster than that (default: as fast as it goes)",
-    )
-    run.add_argument(
-        "--neighbour-every",
-        type=_positive,
-        default=0,
-        metavar="N",
-        help="copy each node's state into its neighbour's memory every N steps",
-    )
-    run.add_argument(
-        "--elastic",
-        nargs="?",
-        const="",
-        metavar="NODES",
-        help="outlive nodes and take in others; NODES, with commas: who begins",
-    )
-    run.add_argument(
-        "--emulate",
-        action="store_true",
-        help="let forced CPU devices stand for the cluster's",
-    )
-    run.add_argument("--cpu", action="store_true", help="leave GPUs alone")
+    add_launch_flags(launch)
 
     _with_page(
         _with_objective(
@@ -162,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument("folder", type=Path, metavar="DIR", help="empty, or not there yet")
     new.set_defaults(start=_new)
 
+    _with_hosts(commands)
+
     catalog = commands.add_parser("catalog", help="print the known cards")
     catalog.set_defaults(start=_catalog)
 
@@ -187,7 +134,7 @@ def _with_experiment(
         nargs="?",
         metavar="EXPERIMENT",
         help="a file, or a module as in experiments.quickstart"
-        + ("" if name == "run" else "; or a plan.json, which needs neither"),
+        + ("" if out == "runs" else "; or a plan.json, which needs neither"),
     )
     parser.add_argument(
         "-h",
@@ -292,7 +239,7 @@ def _with_export(
         help="name tensors as Hugging Face's model of that family does",
     )
     parser.add_argument(
-        "--step", type=_positive, metavar="N", help="a saved step (default: the last)"
+        "--step", type=positive, metavar="N", help="a saved step (default: the last)"
     )
     parser.add_argument(
         "--dtype",
@@ -303,6 +250,30 @@ def _with_export(
     )
 
 
+def _with_hosts(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    parser = commands.add_parser(
+        "cluster", help="several hosts to one cluster file, and a file against hosts"
+    )
+    parser.set_defaults(start=_cluster)
+    parser.add_argument("action", choices=("init", "check"))
+    parser.add_argument("file", nargs="?", type=Path, help="to check")
+    parser.add_argument("--ssh", metavar="A,B,C", help="hosts, as ssh knows them")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("lab.toml"),
+        metavar="FILE",
+        help="the file to write (default: lab.toml)",
+    )
+    parser.add_argument(
+        "--no-rates", action="store_true", help="do not time the links between hosts"
+    )
+    add_host_flags(parser)
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
@@ -310,19 +281,24 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} was given; at least 1 is needed")
-    return number
-
-
 def _run(arguments: argparse.Namespace) -> int:
     if _helped(arguments):
         return 0
+    if arguments.island is not None:
+        from hexijax.cli.island import run_island
+
+        return run_island(arguments)
     from hexijax.cli.run import run
 
     return run(arguments)
+
+
+def _launch(arguments: argparse.Namespace) -> int:
+    if _helped(arguments):
+        return 0
+    from hexijax.cli.launch import launch
+
+    return launch(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -382,6 +358,12 @@ def _catalog(arguments: argparse.Namespace) -> int:
     from hexijax.cli.catalog import catalog
 
     return catalog()
+
+
+def _cluster(arguments: argparse.Namespace) -> int:
+    from hexijax.cli.cluster import cluster
+
+    return cluster(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

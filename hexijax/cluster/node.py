@@ -12,6 +12,10 @@ from hexijax.cluster.values import NAME, ListOf, Text
 
 MAX_DEVICES = 1024
 _COUNT = whole(most=MAX_DEVICES, hint=" Leave the entry out where there is no device.")
+HOST = Text(
+    pattern=r"[A-Za-z0-9_][A-Za-z0-9._@:-]{0,252}",
+    rule="a host as ssh knows it, `name` or `user@name`",
+)
 _INDEX = whole(least=0, most=MAX_DEVICES * 16)
 
 
@@ -70,6 +74,9 @@ class Node:
 
     island: str = ""
     """The JAX client that drives it; empty: one of its own, called as the node."""
+
+    host: str | None = None
+    """What ssh calls it; None: as the node."""
 
     absent: tuple[int, ...] = ()
     """Indices of devices that are broken, gone or not to be used."""
@@ -170,6 +177,7 @@ NODE = Record(
         Key("host_update_mparams_per_s", "host_update_params_per_s", UPDATES),
         Key("site", "site", NAME),
         Key("island", "island", NAME),
+        Key("host", "host", HOST),
         Key("absent", "absent", ListOf(item=_INDEX)),
     ),
 )

@@ -62,8 +62,8 @@ class Process(Protocol):
 Start = Callable[[str], Process]
 """Starts the island of that name."""
 
-Replan = Callable[[tuple[str, ...]], Message | None]
-"""The brief for these islands; None: no plan fits them."""
+Replan = Callable[[tuple[str, ...]], tuple[tuple[str, ...], Message] | None]
+"""Of these islands those that are needed, and their brief; None: no plan fits them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,8 @@ class Launcher:
         self._left: dict[str, Mapping[str, Any]] = {}
         self._lost: list[tuple[str, str]] = []
         self._failures: dict[str, int] = {}
-        self._waiting: dict[str, None] = {}
+        self._waiting: set[str] = set()
+        self._idle: set[str] = set()  # no plan needed them
         self._halted: set[str] | None = None  # while a change is agreed on
         self._asked = self._obeyed = 0  # Ctrl-C and SIGTERM
         self._ending_s: float | None = None
@@ -167,16 +168,16 @@ class Launcher:
     def _over(self) -> bool:
         if self._ending_s is not None and time.monotonic() > self._ending_s:
             return True
-        if self._start:
-            running = any(p.poll() is None for p in self._processes.values())
-            return not running and set(self._processes) <= set(self._left)
-        return set(self._meeting.islands) <= set(self._left)
+        if not set(self._meeting.islands) <= set(self._left):
+            return False
+        part = (self._processes.get(name) for name in self._meeting.islands)
+        return all(process is None or process.poll() is not None for process in part)
 
     def _hear(self, heard: Heard) -> None:
         name = heard.island
         match heard.what:
-            case "connected" if name not in self._meeting.islands:
-                self._waiting[name] = None
+            case "connected" if name not in self._meeting.islands and self._replan:
+                self._waiting.add(name)
                 self._change()
             case "joined":
                 self._failures.pop(name, None)
@@ -212,11 +213,12 @@ class Launcher:
         if name in self._left:
             return
         took_part = name in self._meeting.islands
-        self._waiting.pop(name, None)
+        self._waiting.discard(name)
+        self._idle.discard(name)
         process = self._processes.pop(name, None)
-        self._meeting.lose(name, why)
         if process:
-            process.kill()
+            process.kill()  # before the others hear of it: it does nothing any more
+        self._meeting.lose(name, why)
         if self._code is not None:
             self._left.setdefault(name, {"code": LOST})
             return
@@ -244,17 +246,20 @@ class Launcher:
     def _anew(self, islands: tuple[str, ...]) -> None:
         """A new generation."""
         assert self._replan is not None
-        order = [name for name in self._meeting.known if name in islands]
+        there = {*islands, *self._idle}
+        order = tuple(name for name in self._meeting.known if name in there)
         self._halted = None
-        brief = self._replan(tuple(order))
-        if brief is None:
+        found = self._replan(order)
+        if found is None:
             self._say(f"no plan fits {', '.join(order)} alone; the job ends")
             self._wind_down(LOST)
             return
-        for name in order:
-            self._waiting.pop(name, None)
-        generation = self._meeting.anew(order, brief)
-        self._say(f"generation {generation}: {', '.join(order)}")
+        needed, brief = found
+        self._waiting -= there
+        self._idle = there - set(needed)
+        generation = self._meeting.anew(needed, brief)
+        unused = f"; not needed: {', '.join(sorted(self._idle))}" if self._idle else ""
+        self._say(f"generation {generation}: {', '.join(needed)}{unused}")
 
     def _change(self) -> None:
         """Lets those who train halt for those who wait, once all of them train."""

@@ -27,6 +27,8 @@ LOST = 3
 GRACE_S = 5.0
 """From the launcher's end until an island that has not ended is ended."""
 
+LAUNCHER = "the launcher"
+
 DEAF_S = 60.0
 """Without a word from it, the launcher has gone."""
 
@@ -68,6 +70,8 @@ class Member:
         """See ``connect``; ``end`` is called ``grace_s`` after the launcher's end."""
         self.name = name
         self._line, self._token, self._end = line, token, end
+        self.host = line.host
+        """This machine's address, as far as the launcher is concerned."""
         self._grace_s, self._deaf_s = grace_s, deaf_s
         self._news = threading.Condition()
         self._welcome: Welcome | None = None
@@ -86,15 +90,23 @@ class Member:
 
     @classmethod
     def connect(
-        cls, address: str, name: str, *, token: str, seconds: float, **options: Any
+        cls,
+        address: str,
+        name: str,
+        *,
+        token: str,
+        seconds: float,
+        of: int | None = None,
+        **options: Any,
     ) -> "Member":
         """Finds the rendezvous, trying for ``seconds``.
 
         Args:
           address: ``host:port`` of the rendezvous.
-          name: of this island.
+          name: of this island, or its number among them.
           token: of the run.
           seconds: the launcher may come up later than an island.
+          of: how many islands there are, if that is to be checked.
           options: see ``Member``.
 
         Raises:
@@ -104,7 +116,7 @@ class Member:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 line = call(address, token, max(0.1, min(left, HELLO_S)))
-                line.send({"island": name, "pid": os.getpid()})
+                line.send({"island": name, "of": of, "pid": os.getpid()})
                 return cls(line, name=name, token=token, **options)
             except (OSError, Closed) as error:
                 why = str(error)
@@ -204,11 +216,20 @@ class Member:
         return found
 
     def lost(self) -> str | None:
-        """An island of this generation that is lost, and why; None: none is known."""
+        """An island of this generation that is lost, or the launcher; None: none is
+        known."""
         with self._news:
             if self._is_lost():
-                return f"{self._lost[1]}: {self._lost[2]}" if self._lost else None
-            return self._gone or None
+                return self._lost[1] if self._lost else None
+            return LAUNCHER if self._gone else None
+
+    def await_loss(self, seconds: float) -> str | None:
+        """``lost``, once it is known; None: it is not within ``seconds``."""
+        until = time.monotonic() + seconds
+        with self._news:
+            while not (self._is_lost() or self._gone) and time.monotonic() < until:
+                self._news.wait(0.1)
+        return self.lost()
 
     def _is_lost(self) -> bool:
         return self._lost is not None and self._lost[0] >= self._generation
@@ -271,6 +292,7 @@ class Member:
         with self._news:
             match said["say"]:
                 case "admitted":
+                    self.name = said["island"]
                     beat = threading.Thread(target=self._beat, args=(said["beat_s"],))
                     beat.daemon = True
                     beat.start()

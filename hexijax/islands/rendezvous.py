@@ -18,7 +18,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hexijax.errors import UserError, did_you_mean
-from hexijax.islands.wire import Closed, Line, Message, answer, new_token, split_address
+from hexijax.islands.wire import (
+    Closed,
+    Line,
+    Message,
+    answer,
+    joined,
+    new_token,
+    shut,
+    split_address,
+)
 
 HELLO_S = 10.0
 """In which whoever connects must have said who it is."""
@@ -108,7 +117,7 @@ class Rendezvous:
     def address(self) -> str:
         """Where it listens."""
         host, port = self._server.getsockname()[:2]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return joined(host, port)
 
     # What the launcher does.
 
@@ -156,14 +165,16 @@ class Rendezvous:
             return lost
 
     def lose(self, island: str, why: str) -> None:
-        """Tells the others, and hangs up on it: what it says no longer counts."""
+        """Hangs up on it: what it says no longer counts. Tells the others, if they
+        wait for it."""
         with self._lock:
             peer = self._peers.pop(island, None)
             self._told.discard(island)
         if peer:
             peer.line.close()
-        message = {"say": "lost", "island": island, "why": why}
-        self._tell(message | {"generation": self.generation})
+        if island in self.islands:
+            message = {"say": "lost", "island": island, "why": why}
+            self._tell(message | {"generation": self.generation})
 
     def anew(self, islands: Iterable[str], brief: Message) -> int:
         """Begins another generation, of these islands; its number."""
@@ -183,7 +194,7 @@ class Rendezvous:
     def close(self) -> None:
         """Ends it; islands that are still connected end too."""
         self._closed = True
-        self._server.close()
+        shut(self._server)
         with self._lock:
             peers = list(self._peers.values())
         for peer in peers:
@@ -212,42 +223,50 @@ class Rendezvous:
             return
         peer: _Peer | None = None
         try:
-            hello = line.receive()
-            name = str(hello.get("island"))
-            peer = self._admit(name, hello, line, host)
-            while peer is not None:
-                self._take(name, peer, line.receive())
+            if admitted := self._admit(line.receive(), line, host):
+                name, peer = admitted
+                while True:
+                    self._take(name, peer, line.receive())
         except (Closed, ValueError, KeyError, TypeError) as error:
             if peer:
                 peer.broken = str(error) or type(error).__name__
         finally:
             line.close()
 
-    def _admit(self, name: str, hello: Message, line: Line, host: str) -> _Peer | None:
+    def _admit(self, hello: Message, line: Line, host: str) -> tuple[str, _Peer] | None:
+        name, of = str(hello.get("island")), hello.get("of")
+        if name.isdigit() and name not in self.known and int(name) < len(self.known):
+            name = self.known[int(name)]
         peer = _Peer(line=line, host=host, pid=int(hello["pid"]))
         with self._lock:
             there = self._peers.get(name)
-            if name in self.known and there is None:
+            error = ""
+            if name not in self.known:
+                hint = did_you_mean(name, self.known)
+                have = ", ".join(self.known)
+                error = f"This run has no island {name!r}.{hint} It has {have}."
+            elif there is not None:
+                error = (
+                    f"Island {name!r} is there already: process {there.pid} on "
+                    f"{there.host}. Each island is started once."
+                )
+            elif of is not None and of != len(self.known):
+                error = (
+                    f"Island {name!r} was started as one of {of}, and this run has "
+                    f"{len(self.known)}: {', '.join(self.known)}. An island is a node "
+                    "of the cluster file unless that says otherwise."
+                )
+            else:
                 self._peers[name] = peer
-        if there is None and name in self.known:
-            self._send(peer, {"say": "admitted", "beat_s": self._silence_s / BEATS})
-            self.heard.put(Heard(island=name, what="connected", said=hello))
-            self._welcome(name, peer)
-            return peer
-        if there is not None:
-            error = (
-                f"Island {name!r} is there already: process {there.pid} on "
-                f"{there.host}. Each island is started once."
-            )
-        else:
-            hint = did_you_mean(name, self.known)
-            error = (
-                f"This run has no island {name!r}.{hint} It has "
-                f"{', '.join(self.known)}."
-            )
-        self._say(f"rendezvous: {host} was turned away: {error}")
-        line.send({"say": "refused", "error": error})
-        return None
+        if error:
+            self._say(f"rendezvous: {host} was turned away: {error}")
+            line.send({"say": "refused", "error": error})
+            return None
+        beat_s = self._silence_s / BEATS
+        self._send(peer, {"say": "admitted", "island": name, "beat_s": beat_s})
+        self.heard.put(Heard(island=name, what="connected", said=hello))
+        self._welcome(name, peer)
+        return name, peer
 
     def _welcome(self, name: str, peer: _Peer) -> None:
         with self._lock:

@@ -72,13 +72,25 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def joined(host: str, port: int) -> str:
+    """``host:port``, which ``split_address`` takes apart again."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Line:
     """One end of a connection on which both sides have proved themselves."""
 
     def __init__(self, connection: socket.socket, out_key: bytes, in_key: bytes):
-        self._socket, self._out_key, self._in_key = connection, out_key, in_key
+        self.socket = connection
+        """For what is no message; both sides have to know when."""
+        self._out_key, self._in_key = out_key, in_key
         self._sent = self._received = 0
         self._lock = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        """This side's own address."""
+        return str(self.socket.getsockname()[0])
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends one; from any thread.
@@ -92,7 +104,7 @@ class Line:
             with self._lock:
                 tag = _tag(self._out_key, self._sent, data)
                 self._sent += 1
-                self._socket.sendall(_LENGTH.pack(len(data)) + tag + data)
+                self.socket.sendall(_LENGTH.pack(len(data)) + tag + data)
         except OSError as error:
             raise Closed(str(error)) from error
 
@@ -102,11 +114,11 @@ class Line:
         Raises:
           Closed: none will come.
         """
-        head = _read(self._socket, _LENGTH.size + _TAG_BYTES)
+        head = _read(self.socket, _LENGTH.size + _TAG_BYTES)
         (size,) = _LENGTH.unpack_from(head)
         if size > MOST_BYTES:
             raise Closed(f"a message of {size:,} bytes was announced")
-        data = _read(self._socket, size)
+        data = _read(self.socket, size)
         tag = _tag(self._in_key, self._received, data)
         if not hmac.compare_digest(tag, head[_LENGTH.size :]):
             raise Closed("a message was changed on its way")
@@ -118,7 +130,7 @@ class Line:
 
     def close(self) -> None:
         """Ends it; who waits for a message here is told."""
-        _shut(self._socket)
+        shut(self.socket)
 
 
 def call(address: str, token: str, seconds: float) -> Line:
@@ -238,7 +250,8 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _shut(connection: socket.socket) -> None:
+def shut(connection: socket.socket) -> None:
+    """Closes a socket; whoever waits at it, to read or to accept, is woken."""
     with contextlib.suppress(OSError):  # it has gone already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -250,8 +250,10 @@ def restore(
     engine: "Stateful",
     shared: Facts,
     tell: Callable[[str], None] = lambda text: None,
+    step: int | None = None,
 ) -> Restored:
-    """Puts an engine where the run was saved last, whatever plan that had.
+    """Puts an engine where the run was saved last, or at ``step``, whatever plan that
+    had.
 
     Raises:
       UserError: it was not, or under other facts, or is of another model.
@@ -261,6 +263,7 @@ def restore(
         stored(folder, tell),
         where=str(folder.path),
         facts=shared,
+        step=step,
         node_of=nodes(engine),
         tell=tell,
     )

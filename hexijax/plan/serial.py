@@ -192,6 +192,15 @@ def save(
 
     The file appears whole or not at all.
     """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(dumps(plan, cluster, chain, training))
+    unfinished.replace(path)
+
+
+def dumps(
+    plan: Plan, cluster: Cluster, chain: Chain, training: Training | None = None
+) -> str:
+    """The text of a plan.json."""
     parts = {"cluster": cluster.to_json(), "chain": chain.to_json()}
     document = {
         "version": FORMAT_VERSION,
@@ -200,9 +209,7 @@ def save(
         **parts,
         "sha256": {name: _digest(part) for name, part in parts.items()},
     }
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(document, indent=1) + "\n")
-    unfinished.replace(path)
+    return json.dumps(document, indent=1) + "\n"
 
 
 def load(path: Path) -> SavedPlan:

@@ -108,6 +108,12 @@ class Metrics:
         self._file.close()
         self._open(step)
 
+    def move(self, path: Path, step: int) -> None:
+        """Goes on in another file, whose lines of ``step`` and later are dropped."""
+        self._file.close()
+        self._path = path
+        self._open(step)
+
     def close(self) -> None:
         """Nothing is written after it."""
         self._file.close()

@@ -44,6 +44,7 @@ def test_the_shipped_clusters_are_the_promised_ones():
             ["a800-80g-sxm"] * 3 + ["rtx4090-24g"] * 3 + ["rtx3090-24g"] * 2
         ),
         "quickstart": " ".join(["cpu-fast"] * 4 + ["cpu-slow"] * 4),
+        "three": "cpu-fast cpu-fast cpu-fast cpu-slow",
         "three_generations": " ".join(
             ["a100-40g-pcie"] * 2 + ["rtx3090-24g"] * 4 + ["h100-80g-pcie"]
         ),

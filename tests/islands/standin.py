@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from hexijax.islands.member import LOST, Member
+from hexijax.islands.member import LOST, Member, Welcome
 from hexijax.islands.processes import end_with_launcher
 from hexijax.islands.wire import TOKEN, Refused
 from hexijax.islands.world import IslandLost
@@ -17,7 +17,7 @@ from hexijax.islands.world import IslandLost
 def main(name: str, address: str, way: str) -> int:
     end_with_launcher()
     member = Member.connect(
-        address, name, token=os.environ[TOKEN], seconds=5.0, grace_s=0.3, deaf_s=2.0
+        address, name, token=os.environ[TOKEN], seconds=30.0, grace_s=0.3, deaf_s=20.0
     )
     if way == "fault":
         print("ValueError: a fault of its own", flush=True)
@@ -27,21 +27,21 @@ def main(name: str, address: str, way: str) -> int:
         print(f"child {subprocess.Popen(child).pid}", flush=True)
     done, after, code = 0, -1, 0
     while True:
-        welcome = member.welcome(after, seconds=10.0)
+        welcome = member.welcome(after, seconds=30.0)
         after = welcome.generation
         try:
             member.join(
                 welcome,
                 address="127.0.0.1:1",
                 facts={"plan": "p", "code": "other" if way == "code" else "c"},
-                seconds=10.0,
+                seconds=30.0,
                 pull_s=5.0,
             )
-            start = member.gather("start", done, 10.0)
+            start = member.gather("start", done, 30.0)
             done = min(start.values())  # as a checkpoint would have it
             print(f"generation {after} from {done}", flush=True)
-            done = steps(member, done, int(welcome.brief["steps"]))
-            if not member.change or not member.stopping.is_set():
+            done = steps(member, done, total(welcome))
+            if done == total(welcome) or not member.change:
                 break
             member.halted(done)
         except IslandLost as error:
@@ -57,15 +57,21 @@ def main(name: str, address: str, way: str) -> int:
     return code
 
 
+def total(welcome: Welcome) -> int:
+    return int(welcome.brief["steps"])
+
+
 def steps(member: Member, done: int, total: int) -> int:
-    last = total
-    while done < last:
-        if member.stopping.is_set() and last == total:
-            last = max(member.gather("stop", done, 10.0).values())
+    last: int | None = None
+    while done < total and done != last:
+        if member.stopping.is_set() and last is None:
+            last = max(member.gather("halt", done, 30.0).values())
             continue
-        member.gather(f"step {done}", done, 10.0)
+        member.gather(f"step {done}", done, 30.0)
         done += 1
         time.sleep(0.02)
+    if last is None:  # another may ask just now
+        member.gather("halt", done, 30.0)
     return done
 
 

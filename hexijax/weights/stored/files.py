@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from hexijax.errors import UserError
 
@@ -107,6 +107,10 @@ def open_files(where: "str | Path") -> Files:
     return Fsspec(text)
 
 
+_TRIES = 20
+"""To make a file in a folder that comes and goes."""
+
+
 class Folder:
     """A folder of this machine, or one that it has mounted."""
 
@@ -126,10 +130,9 @@ class Folder:
     def put(self, key: str, data: bytes, *, durable: bool = False) -> None:
         """Under another name first."""
         path = self.path / key
-        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            with unfinished.open("wb") as file:
+            with _opened(unfinished) as file:
                 file.write(data)
                 if durable:
                     file.flush()
@@ -160,7 +163,7 @@ class Folder:
         """A file, or a folder; those above it that are empty then go, too."""
         path = self.path / prefix
         if path.is_file():
-            path.unlink()
+            path.unlink(missing_ok=True)  # another island may be quicker
         else:
             shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -288,6 +291,16 @@ def _told(call: Callable[[], Any], where: str) -> Any:
         return call()
     except ValueError as error:
         raise OSError(f"{where}: {str(error).splitlines()[0]}") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A new file, in folders that another writer may just be removing as empty."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("wb")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open("wb")
 
 
 def _sync_folder(path: Path) -> None:

@@ -1,0 +1,264 @@
+"""`hexijax launch`: one job over islands, each a process with a JAX client of its own.
+
+    arguments -> prepare (a process) -> brief: plan, folder
+    Rendezvous, Launcher -> islands: hexijax run --island NAME --rendezvous HOST:PORT
+
+This process imports no JAX, so that nothing that happens to a device happens to it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hexijax.cli import flags as cli_flags
+from hexijax.cli.prepare import Brief, Unprepared, prepare
+from hexijax.cli.replanning import Replanner, used
+from hexijax.cluster import Cluster
+from hexijax.errors import UserError
+from hexijax.islands.launcher import Launcher, Outcome
+from hexijax.islands.processes import Started
+from hexijax.islands.rendezvous import Rendezvous
+from hexijax.islands.ssh import Remote, address_of, own_address
+from hexijax.islands.wire import TOKEN, new_token, split_address
+from hexijax.plan import serial
+
+LOGS = "logs"
+"""In a run's folder: a file an island."""
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Trains over islands; returns the exit code."""
+    _check(arguments)
+    if arguments.ssh is not None:
+        arguments.cluster = arguments.ssh
+    shared = cli_flags.to_json(arguments)
+    try:
+        brief = prepare(shared, arguments.local or 0)
+    except Unprepared as error:
+        return error.code
+    brief |= {
+        "elastic": arguments.elastic is not None,
+        "wait_s": arguments.wait,
+        "pull_s": arguments.pull,
+    }
+    saved = serial.loads(str(brief["plan"]).encode(), "the plan")
+    islands = used(saved.plan, saved.cluster)
+    everyone = tuple(saved.cluster.islands)
+    if len(everyone) < 2:
+        raise UserError(
+            f"launch: cluster {saved.cluster.name!r} is one island, "
+            f"{everyone[0]!r}, which hexijax run drives. Ask for --local N to put its "
+            "nodes into N, or describe more nodes in the cluster file."
+        )
+    for name in everyone:
+        if name not in islands:
+            print(f"note: the plan gives island {name} no work; it is not started")
+    meeting = Rendezvous(
+        islands,
+        run=Path(str(brief["folder"])).name,
+        known=everyone if arguments.elastic is not None else islands,
+        token=os.environ.get(TOKEN) or new_token(),
+        address=arguments.listen or f"{_listens_at(arguments, saved.cluster)}:0",
+        silence_s=arguments.silence,
+        say=print,
+    )
+    meeting.brief(brief)
+    with contextlib.ExitStack() as stack:
+        stack.callback(meeting.close)
+        start, replan = None, None
+        if arguments.serve:
+            _tell_how(arguments, meeting, islands)
+        elif arguments.ssh is not None:
+            start = _by_ssh(arguments, meeting, saved.cluster, brief)
+        else:
+            start = _local(arguments, meeting, saved.cluster, brief)
+        if arguments.elastic is not None:
+            replan = stack.enter_context(Replanner(brief, saved))
+        outcome = Launcher(
+            meeting,
+            start,
+            replan=replan,
+            restart=True,
+            join_s=arguments.wait,
+            say=_say,
+        ).run()
+    _finish(arguments, outcome)
+    return outcome.code
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    ways = {
+        "--local": arguments.local is not None,
+        "--ssh": arguments.ssh is not None,
+        "--serve": arguments.serve,
+    }
+    chosen = [way for way, given in ways.items() if given]
+    if len(chosen) != 1:
+        said = " and ".join(chosen) or "no way"
+        raise UserError(
+            f"launch: {said} to start islands was given. Choose one of "
+            f"{', '.join(ways)}: here as processes, on the hosts of a file, or by "
+            "others who are told where."
+        )
+    if arguments.listen is not None:
+        split_address(arguments.listen)
+    if arguments.ssh is not None and arguments.cluster is not None:
+        raise UserError(
+            f"--ssh {arguments.ssh} and --cluster {arguments.cluster} were both given: "
+            "the file that says which hosts there are is the cluster. Leave --cluster "
+            "out."
+        )
+    if arguments.elastic:
+        raise UserError(
+            f"launch --elastic {arguments.elastic}: names of nodes are for a run in "
+            "one process. Here all islands of the cluster begin: leave the names out."
+        )
+    if arguments.elastic is not None and arguments.no_save:
+        raise UserError(
+            "--elastic and --no-save were both given: islands that are left go on from "
+            "what was saved. Leave one of the two out."
+        )
+
+
+def _local(
+    arguments: argparse.Namespace,
+    meeting: Rendezvous,
+    cluster: Cluster,
+    brief: Brief,
+) -> Callable[[str], Started]:
+    """Starts islands on this machine."""
+    folder = Path(str(brief["folder"])) / LOGS
+    cards = visible_cards(cluster, meeting.known) if not arguments.emulate else {}
+
+    def tell(name: str, line: str) -> None:
+        if name == meeting.islands[0]:  # which writes what the run leaves
+            _say(line)
+
+    def start(name: str) -> Started:
+        return Started(
+            name,
+            island_command(arguments.experiment, name, meeting.address),
+            log=folder / f"{name}.log",
+            environ={
+                TOKEN: meeting.token,
+                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+                "PYTHONUNBUFFERED": "1",
+                **cards.get(name, {}),
+            },
+            tell=tell,
+        )
+
+    return start
+
+
+def _by_ssh(
+    arguments: argparse.Namespace,
+    meeting: Rendezvous,
+    cluster: Cluster,
+    brief: Brief,
+) -> Callable[[str], Started]:
+    """Starts islands on the hosts of their nodes."""
+    folder = Path(str(brief["folder"])) / LOGS
+    hosts = {name: _host(cluster, name) for name in meeting.known}
+
+    def tell(name: str, line: str) -> None:
+        if name == meeting.islands[0]:
+            _say(line)
+
+    def start(name: str) -> Started:
+        words = island_command(arguments.experiment, name, meeting.address)
+
+        def process() -> int | None:
+            there = meeting.where(name)
+            return there[1] if there else None
+
+        return Remote(
+            name,
+            hosts[name],
+            [arguments.python, *words[1:]],
+            folder=arguments.folder,
+            token=meeting.token,
+            log=folder / f"{name}.log",
+            process=process,
+            tell=tell,
+        )
+
+    return start
+
+
+def _host(cluster: Cluster, island: str) -> str:
+    """The one host of an island."""
+    hosts = {n.host or n.name: None for n in cluster.nodes if n.island == island}
+    if len(hosts) > 1:
+        raise UserError(
+            f"--ssh: island {island!r} lies on the hosts {', '.join(hosts)}, and an "
+            "island is one process on one host. Leave `island` out of their nodes."
+        )
+    return next(iter(hosts))
+
+
+def _listens_at(arguments: argparse.Namespace, cluster: Cluster) -> str:
+    """This machine's address: loopback, unless islands are elsewhere."""
+    if arguments.ssh is None:
+        return "127.0.0.1"
+    first = next(iter(cluster.islands))
+    return own_address(address_of(_host(cluster, first)))
+
+
+def island_command(experiment: str, name: str, address: str) -> list[str]:
+    """The words that start an island."""
+    run = [sys.executable, "-m", "hexijax.cli.main", "run", experiment]
+    return [*run, "--island", name, "--rendezvous", address]
+
+
+def visible_cards(
+    cluster: Cluster, islands: Iterable[str]
+) -> Mapping[str, dict[str, str]]:
+    """Which of this machine's cards each island sees: theirs, one after another."""
+    environ: dict[str, dict[str, str]] = {}
+    first = 0
+    for island in islands:
+        devices = [cluster.device(name) for name in cluster.islands[island]]
+        count = sum(device.profile.vendor != "cpu" for device in devices)
+        ids = ",".join(str(first + i) for i in range(count))
+        vendors = {device.profile.vendor for device in devices} - {"cpu"}
+        amd = "amd" in vendors
+        variable = "HIP_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
+        environ[island] = {variable: ids}
+        first += count
+    return environ
+
+
+def _tell_how(
+    arguments: argparse.Namespace, meeting: Rendezvous, islands: Iterable[str]
+) -> None:
+    names = ", ".join(islands)
+    if TOKEN not in os.environ:
+        raise UserError(
+            f"launch --serve: {TOKEN} is not set, so nobody could join. Set it to a "
+            "secret of your own here and for every island."
+        )
+    print(
+        f"rendezvous at {meeting.address}; islands {names}. Start each with "
+        f"hexijax run {arguments.experiment} --island NAME --rendezvous "
+        f"{meeting.address}, and {TOKEN} in its environment.",
+        flush=True,
+    )
+
+
+def _finish(arguments: argparse.Namespace, outcome: Outcome) -> None:
+    """Writes what --json asked for: the report of the island that led."""
+    reports: list[Any] = [x["report"] for x in outcome.said.values() if "report" in x]
+    report = reports[0] if reports else None
+    if arguments.json and report is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,325 @@
+"""One island's part of a job: an engine for each generation, halts that all agree on.
+
+    Member -> welcome: plan -> join: World -> make_machine -> where all go on from
+    Loop --pause--> stop asked: the step to end at, or to halt at for a change
+    IslandLost -> blamed, a new generation -> the newest step that all can read
+
+An island reads what it goes on from where runs are saved, which all of them see.
+"""
+
+import contextlib
+import hashlib
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hexijax.checkpoint.saver import Saver
+from hexijax.checkpoint.sources import DISK
+from hexijax.checkpoint.writer import remove_part
+from hexijax.cluster import Cluster
+from hexijax.experiment import BatchIterator, Experiment
+from hexijax.islands.member import Member, Welcome
+from hexijax.islands.world import IslandLost
+from hexijax.job import saving
+from hexijax.job.loop import Loop
+from hexijax.job.machine import Machine, Progress, make_machine
+from hexijax.job.plans import check_plan
+from hexijax.layers.chain import Chain
+from hexijax.plan import Plan, serial
+from hexijax.report import RunFolder
+from hexijax.weights.stored.parts import parts_in
+
+AGREE_S = 600.0
+"""For islands to come to the same point of a run; one of them may be a few steps and
+an evaluation behind. Who is lost meanwhile ends it sooner."""
+
+
+class Halt(threading.Event):
+    """What ends a loop: asked for by one, agreed on by all."""
+
+    def __init__(self, member: Member):
+        super().__init__()
+        self._member = member
+
+    def set(self) -> None:
+        """Asks all; Ctrl-C in one island does so."""
+        self._member.ask_stop()
+
+    def now(self) -> None:
+        """Ends the loop after the step that follows."""
+        super().set()
+
+
+class Islanded:
+    """See above."""
+
+    def __init__(
+        self,
+        *,
+        member: Member,
+        welcome: Welcome,
+        start_server: Callable[[], Any],
+        experiment: Experiment,
+        chain: Chain,
+        facts: Mapping[str, str],
+        folder: RunFolder,
+        emulate: bool,
+        say: Callable[[str], None],
+        progress: Progress,
+    ):
+        """
+        Args:
+          member: of the rendezvous.
+          welcome: of the first generation.
+          start_server: starts one for transfers; each generation has its own.
+          experiment: what is trained.
+          chain: its model.
+          facts: what must be the same on all islands, besides the plan.
+          folder: of the run.
+          emulate: let any device stand for any other.
+          say: takes lines for people.
+          progress: told (what, done, total) while compiling.
+        """
+        self.member, self._welcome = member, welcome
+        self._start_server = start_server
+        self._experiment, self._chain = experiment, chain
+        self._facts, self.folder = dict(facts), folder
+        self._emulate, self._say, self._progress = emulate, say, progress
+        self.done = 0
+        """Steps done when the run ended."""
+        self.changes: list[int] = []
+        """Generations that followed the first."""
+        self.saver: Saver | None = None
+        """Of the run, if it saves."""
+        self._first: Any = None  # where the data began
+        self._last: int | None = None  # the step agreed on to halt at
+        self.machine: Machine
+        self.plan: Plan
+        self.cluster: Cluster
+
+    @property
+    def own_folder(self) -> RunFolder:
+        """Where this island writes its figures: the run's folder, if it leads."""
+        if self.leads:
+            return self.folder
+        folder = self.folder.path / "islands" / self.member.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return RunFolder(folder)
+
+    def begin(self) -> None:
+        """Makes the first machine, as soon as all islands of a generation are there."""
+        while True:
+            try:
+                return self._begin()
+            except IslandLost as error:
+                self._blame(error)
+            self._next_welcome()
+
+    @property
+    def engine(self) -> Any:
+        """That of now."""
+        return self.machine.engine
+
+    @property
+    def leads(self) -> bool:
+        """Whether this island writes what the run leaves."""
+        return self._welcome.islands[0] == self.member.name
+
+    def _start(self, batches: BatchIterator, shared: Mapping[str, Any]) -> int:
+        """Gives the engine its state; the step from which all go on."""
+        self._first = batches.get_state() if self._first is None else self._first
+        self.engine.init()
+        again = self._welcome.brief.get("resume") or self._welcome.generation > 0
+        if not again:
+            return 0
+        stored = saving.stored(self.folder, self._say)
+        newest = next(iter(stored.whole()), 0)
+        step = min(self.member.gather("newest", newest, AGREE_S).values())
+        if self.leads:
+            self._forget_after(step)
+        self.member.gather("forgotten", None, AGREE_S)
+        if not step:
+            batches.set_state(self._first)
+            return 0
+        found = saving.restore(self.folder, self.engine, shared, self._say, step=step)
+        batches.set_state(found.stand.data_state)
+        self._say(f"going on after step {step}: {found.moved}")
+        return step
+
+    def run(
+        self,
+        make_loop: Callable[["Islanded"], Loop],
+        batches: BatchIterator,
+        back: Callable[[int], None],
+        shared: Mapping[str, Any],
+    ) -> bool:
+        """Trains to the end, through all generations; False: all were asked to stop.
+
+        Args:
+          make_loop: a loop over ``batches`` on ``machine``.
+          batches: that can be put back.
+          back: told, as each generation begins, the step that follows.
+          shared: facts that a saved run must share.
+
+        Raises:
+          IslandLost: another island is lost, and the launcher ends the job.
+        """
+        while True:
+            try:
+                start = self._start(batches, shared)
+                back(start)
+                if self._generation(make_loop, start):
+                    return self.done == self._experiment.steps
+            except IslandLost as error:
+                self._blame(error)
+            except RuntimeError as error:  # of JAX, perhaps: a transfer that broke
+                self._explain(error)
+            self._anew()
+
+    def _generation(self, make_loop: Callable[["Islanded"], Loop], start: int) -> bool:
+        """Steps until the end (True), or until all have halted for a change."""
+        self._last, loop = None, make_loop(self)
+        loop.stop = halt = Halt(self.member)
+        loop.pause = lambda done: self._pause(done, halt)
+        loop.run(start)
+        self.done = loop.done
+        if self._last is None:
+            self._agree(loop.done)
+        if loop.paused:
+            if self.saver is not None and loop.save is not None:
+                loop.save(loop.done)
+                self.saver.close(loop.done)
+            self.member.halted(loop.done)
+            return False
+        if self.saver is not None:
+            self.saver.close(loop.done)
+        self.member.gather("saved", loop.done, AGREE_S)
+        return True
+
+    def _pause(self, done: int, halt: Halt) -> bool:
+        """Before each step: whether to halt here for a change. To end, ``halt`` is set
+        one step before: a loop looks at it after a step."""
+        if not self.member.stopping.is_set():
+            return False
+        if self._last is None:
+            self._agree(done)
+        if done != self._last:
+            return False
+        if self.member.change:
+            return True
+        halt.now()
+        return False
+
+    def _agree(self, done: int) -> None:
+        """All take part once a generation, those at the end of the run too."""
+        self._last = max(self.member.gather("halt", done, AGREE_S).values())
+
+    def _blame(self, error: IslandLost) -> None:
+        """Tells the launcher of a loss it may not know of."""
+        if self.member.lost() is None:
+            self.member.blame(error.island, f"{error.what}, {error.seconds:.0f} s")
+        if not self._welcome.brief.get("elastic"):
+            raise error
+        self._say(str(error))
+
+    def _explain(self, error: RuntimeError) -> None:
+        """A step failed; raises the error unless the launcher knows of a loss."""
+        lost = self.member.await_loss(5.0)
+        if lost is None:
+            raise error
+        words = (str(error).splitlines() or [""])[0]
+        self._blame(IslandLost(lost, "the step at hand", 0.0, words))
+
+    # Generations.
+
+    def _anew(self) -> None:
+        """Takes part in the next generation that comes about."""
+        if self.saver is not None:
+            self.saver.abandon()
+        with contextlib.suppress(AttributeError):  # a generation may end as it begins
+            del self.machine  # its memory is needed
+        self._next_welcome()
+        self.begin()
+        self.changes.append(self._welcome.generation)
+        if self.saver is not None:
+            self.saver.engine = self.engine
+            self.saver.node_of = saving.nodes(self.engine)
+
+    def _next_welcome(self) -> None:
+        after = self._welcome.generation
+        self._welcome = self.member.welcome(after, float("inf"))
+
+    def _begin(self) -> None:
+        """Joins the generation, and makes its machine."""
+        from hexijax.islands.transfer import TransferChannel
+
+        text = str(self._welcome.brief["plan"])
+        saved = serial.loads(text.encode(), "the launcher's plan")
+        self.plan, self.cluster = saved.plan, saved.cluster
+        check_plan(
+            self.plan,
+            self._experiment,
+            self._chain,
+            self.cluster,
+            what="The launcher's plan",
+        )
+        server = self._start_server()
+        world = self.member.join(
+            self._welcome,
+            address=server.address,
+            facts={"plan": digest(text), **self._facts},
+            seconds=float(self._welcome.brief["wait_s"]),
+            pull_s=float(self._welcome.brief["pull_s"]),
+        )
+        self.machine = make_machine(
+            self._experiment,
+            self.cluster,
+            self._chain,
+            self.plan,
+            emulate=self._emulate,
+            progress=self._progress,
+            world=world,
+            channel=TransferChannel(server, world, self.member.lost),
+        )
+        self.member.gather("made", None, AGREE_S)  # some compile longer than others
+
+    def _forget_after(self, step: int) -> None:
+        """Removes what was saved of later steps: with parts written from now on they
+        could seem whole, and be of two minds."""
+        if self.saver is None:
+            return
+        files = self.saver.tiers.fast
+        for part in parts_in(files, DISK):
+            if part.step > step:
+                remove_part(part)
+
+
+def digest(text: str) -> str:
+    """Of anything islands must share."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def code_digest(experiment: Path, root: Path) -> str:
+    """Of hexijax, the experiment's file, and what it imported from its project."""
+    import hexijax
+
+    package = Path(hexijax.__file__).parent
+    found = {f"hexijax/{p.relative_to(package)}": p for p in package.rglob("*.py")}
+    for module in list(sys.modules.values()):
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.suffix != ".py" or not file.is_relative_to(root):
+            continue
+        own = file.relative_to(root)
+        if "site-packages" not in own.parts and not file.is_relative_to(package):
+            found[str(own)] = file
+    found[f"experiment/{experiment.name}"] = experiment
+    sums = [f"{name} {digest(found[name].read_text())}" for name in sorted(found)]
+    return digest("\n".join(sums))
+
+
+def data_digest(experiment: Experiment) -> str:
+    """Of what is trained and evaluated on."""
+    both = (experiment.data, experiment.eval_data)
+    return digest("\n".join(x.fingerprint() for x in both if x is not None))

@@ -1,0 +1,157 @@
+"""`hexijax launch`: the same plan over islands, with the numbers of one process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hexijax.cli.main import main
+from hexijax.report.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+ROOT = Path(__file__).parents[2]
+TINY = str(Path(__file__).with_name("tiny.py"))
+THREE = str(ROOT / "experiments/clusters/three.toml")
+PLAN = """\
+hexijax plan 1
+
+objective   step_time
+batch       8
+schedule    1f1b
+reductions  exact
+
+replica 0  microbatches 2  size 3  samples 5
+  stage 0  devices a/0-1  tensor 2  dtype float32  layers 0-1
+  stage 1  devices b/0    dtype float32  layers 2-3
+
+replica 1  microbatches 1  size 3  samples 3
+  stage 0  devices c/0  dtype float32  layers 0-3
+
+state *  even
+"""
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch):
+    """`platform.prepare` writes to the environment; here it is put back."""
+    for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+
+
+def command(tmp_path: Path, *arguments: str, what: str = "launch") -> list[str]:
+    plan = tmp_path / "plan.txt"
+    plan.write_text(PLAN)
+    own = [TINY, "--cluster", THREE, "--plan", str(plan), "--out", str(tmp_path)]
+    return [sys.executable, "-m", "hexijax.cli.main", what, *own, *arguments]
+
+
+def run(
+    words: list[str], meanwhile: Callable[[subprocess.Popen[str], str], None]
+) -> tuple[int, str]:
+    """Runs a command; ``meanwhile`` sees each of its lines. Nobody is left behind."""
+    environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    process = subprocess.Popen(
+        words,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environ,
+    )
+    shown: list[str] = []
+    children: dict[str, int] = {}
+    timer = threading.Timer(240.0, process.kill)
+    timer.start()
+    assert process.stdout is not None
+    with process:
+        for line in process.stdout:
+            shown.append(line)
+            children |= islands(process.pid)
+            meanwhile(process, line)
+    timer.cancel()
+    assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
+    return process.returncode, "".join(shown)
+
+
+def islands(launcher: int) -> dict[str, int]:
+    """Processes of a launcher's islands."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = file.read_text().rpartition(")")[2].split()[1]
+            words = (file.parent / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if parent == str(launcher) and "--island" in words:
+            found[words[words.index("--island") + 1]] = int(file.parent.name)
+    return found
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl")]
+
+
+def test_islands_have_the_numbers_of_one_process_and_leave_one_run(tmp_path: Path):
+    report = tmp_path / "report.json"
+    words = command(tmp_path, "--local", "--json", str(report))
+    code, shown = run(words, lambda process, line: None)
+    assert code == 0, shown
+    folder = tmp_path / "tiny-001"
+    assert main(command(tmp_path, what="run")[3:]) == 0
+    alone = tmp_path / "tiny-002"
+    assert losses(folder) == losses(alone)
+    assert json.loads(report.read_text())["status"] == "done"
+    assert {p.stem for p in (folder / "logs").iterdir()} == {"a", "b", "c"}
+    assert losses(folder / "islands" / "c") == losses(alone)
+    weights = []
+    for each in (folder, alone):
+        assert main(["export", str(each), "--to", "safetensors"]) == 0
+        weights.append((each / "safetensors" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "launch: no way to start islands was given. Choose one of --local, --ssh"),
+        (["--local", "--serve"], "launch: --local and --serve to start islands"),
+        (["--local", "--elastic", "--no-save"], "--elastic and --no-save were both"),
+        (["--local", "--elastic", "a"], "launch --elastic a: names of nodes are for"),
+        (["--local", "--listen", "here"], "no address: HOST:PORT is needed"),
+    ],
+)
+def test_bad_flags_are_one_message_and_2(arguments: list[str], says: str, capsys):
+    assert main(["launch", TINY, "--cluster", THREE, *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_island_wants_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.delenv("HEXIJAX_TOKEN", raising=False)
+    for arguments, says in [
+        (["--island", "a"], "--island a: --rendezvous HOST:PORT is not given."),
+        (
+            ["--island", "a", "--rendezvous", "127.0.0.1:1"],
+            "--island a: HEXIJAX_TOKEN is not given.",
+        ),
+    ]:
+        assert main(["run", TINY, *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.laws
+def test_one_island_killed_ends_a_job_by_name_and_another_outlives_it(tmp_path: Path):
+    def kill(process: subprocess.Popen[str], line: str) -> None:
+        if line.startswith("step 1/"):
+            os.kill(islands(process.pid)["b"], signal.SIGKILL)
+
+    endless = ("--local", "--set", "steps=100000", "--save-every", "2")
+    code, shown = run(command(tmp_path, *endless), kill)
+    assert code == 3, shown
+    assert "island b is lost: " in shown
