@@ -110,7 +110,7 @@ def test_a_stopped_island_is_fenced_and_named_within_the_set_time(tmp_path: Path
     outcome = job.run(stop)
     assert outcome.code == 3
     ((name, why),) = outcome.lost
-    assert (name, why[:27]) == ("c", "it has said nothing for 2.")
+    assert (name, why[:26]) == ("c", "it has said nothing for 2.")
     assert job.started["c"].poll() == -signal.SIGKILL
     assert time.monotonic() - when[0] < 8.0
 
