@@ -66,6 +66,10 @@ class IslandCarrier:
         """Whether it is this island's."""
         return self.islands[device] == self.world.name
 
+    def island(self, device: jax.Device) -> str:
+        """Whose it is."""
+        return self.islands[device]
+
     def carry(self, pieces: Sequence[Piece]) -> list[Any]:
         """Each piece at its target, if that is here."""
         at, me = spot(), self.world.name

@@ -71,6 +71,10 @@ class Carrier(Protocol):
         """Whether this process drives a device; else it is a ghost."""
         ...
 
+    def island(self, device: jax.Device) -> str:
+        """Whose a device is."""
+        ...
+
     def carry(self, pieces: Sequence[Piece]) -> list[Any]:
         """Each piece at its target: an array, one ``Coming``, or None where the target
         is elsewhere. Dispatched at once, nothing waits."""
@@ -89,6 +93,10 @@ class OneProcess:
     def here(self, device: jax.Device) -> bool:
         """Always."""
         return True
+
+    def island(self, device: jax.Device) -> str:
+        """The only one, which needs no name."""
+        return ""
 
     def carry(self, pieces: Sequence[Piece]) -> list[Any]:
         """All copies in one call."""

@@ -1,7 +1,10 @@
 """What a worker does when it is told to."""
 
 import dataclasses
+import gc
+import random
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +15,10 @@ from jax.sharding import SingleDeviceSharding
 from hexijax.islands.carrier import IslandCarrier
 from hexijax.islands.transfer import TransferChannel
 from hexijax.islands.world import IslandLost, World
+from hexijax.runtime.communicator import Communicator
 from hexijax.runtime.devices import assign
 from tests.islands import cases
+from tests.islands.collectives import OPERATIONS, Round, rounds
 
 SHAPES = [
     ((), "float32"),
@@ -80,6 +85,45 @@ def lost(
     except IslandLost as error:
         return {"error": str(error), "spent_s": time.perf_counter() - began}
     raise AssertionError("it came")
+
+
+def collectives(
+    world: World, channel: TransferChannel, *, seed: int, count: int, most: int
+) -> dict[str, Any]:
+    """Random ones over devices of all islands; resident memory in between."""
+    made = cases.cluster(len(world.islands))
+    devices = assign(made, island=world.name)
+    homes = {d: made.device(name).island for name, d in devices.items()}
+    carrier = IslandCarrier(world, channel, homes, channel.next_engine())
+    chosen = random.Random(seed).sample(list(devices), 5)
+    members = [devices[name] for name in chosen]
+    resident: list[int] = []
+    for part in range(5):
+        rounds(carrier, members, seed=seed + part, count=count // 5, most=most)
+        gc.collect()
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    return {"resident_bytes": resident}
+
+
+def sized(world: World, channel: TransferChannel, *, num_bytes: int) -> dict[str, Any]:
+    """Every collective once, each member with about so many bytes, against NumPy."""
+    made = cases.cluster(len(world.islands))
+    devices = assign(made, island=world.name)
+    homes = {d: made.device(name).island for name, d in devices.items()}
+    carrier = IslandCarrier(world, channel, homes, channel.next_engine())
+    names = [island[0] for island in made.islands.values()] + ["n0/1"]
+    members = [devices[name] for name in names]
+    group = Communicator(members, carrier, name=f"of {num_bytes}")
+    spent: dict[str, float] = {}
+    for operation in OPERATIONS:
+        rng = random.Random(num_bytes)
+        given = ["float32"] * len(members)
+        each = num_bytes // 4 if operation == "all_gather" else num_bytes // 12
+        made_round = Round(rng, len(members), each, operation, given, exact=True)
+        began = time.perf_counter()
+        made_round.run(group, members)
+        spent[operation] = time.perf_counter() - began
+    return {"spent_s": spent}
 
 
 def train(
