@@ -52,7 +52,7 @@ from hexijax.program.buckets import (
 )
 from hexijax.program.linearise import CHUNKS
 from hexijax.program.program import Kind, Site
-from hexijax.program.waiting import LEAVING
+from hexijax.program.waiting import most_leaving
 
 STATE_BYTES = 4
 """Of the master and of each moment, for each parameter."""
@@ -66,9 +66,15 @@ GROUPS_IN_FLIGHT = 2
 PASSES = 2
 """Whose parameters are there at once: one computes while the next one's travel."""
 
-CHUNKS_ON_DEVICE = CHUNKS + LEAVING[Kind.STATE]
-"""Of state from the host: those of the Program's slots, and those whose copies back to
-the host have not ended when the next ones' memory is taken."""
+
+def chunks_on_device(leaving: int) -> int:
+    """Of state from the host: those of the Program's slots, and those whose copies back
+    to the host have not ended when the next ones' memory is taken."""
+    return CHUNKS + most_leaving(Kind.STATE, leaving)
+
+
+CHUNKS_ON_DEVICE = chunks_on_device(0)
+"""The fewest."""
 
 MADE = 2
 """Buckets of new parameters, or of gradients, on a device before they leave it: as they
@@ -397,6 +403,21 @@ def _state(
             elif grads:
                 own = alone and size > 0 and own_lanes == 1
                 grads.add(group, place, shard, size, alone=own)
+
+    def on_their_way(place: Place) -> int:
+        """Chunks from the host and back, and what leaves for it, at most at once."""
+        stage = stages.get(place)
+        leaving = stage.leaving if stage else 0
+        most = chunks_on_device(leaving)
+        return sum(sorted(chunks.get(place, ()))[-most:]) + sum(
+            sum(
+                sorted(going.get((place, kind), ()))[
+                    -MADE - most_leaving(kind, leaving) :
+                ]
+            )
+            for kind in (Kind.PARAM, Kind.GRAD)
+        )
+
     found = {
         place: MemoryParts(
             state_bytes=held[place],
@@ -404,11 +425,7 @@ def _state(
             + in_flight[place]
             + together.get(place, 0)
             + PASSES * max(fetched.get(place, {}).values(), default=0)
-            + sum(sorted(chunks.get(place, ()))[-CHUNKS_ON_DEVICE:])
-            + sum(
-                sum(sorted(going.get((place, kind), ()))[-MADE - LEAVING[kind] :])
-                for kind in (Kind.PARAM, Kind.GRAD)
-            ),
+            + on_their_way(place),
             host_bytes=resting.get(place, 0),
         )
         for place in held

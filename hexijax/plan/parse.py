@@ -299,6 +299,7 @@ _STAGE: dict[str, Reader] = {
     "waits": _runs(Memory, "where borders wait: host, or device,host*3"),
     "residuals": _runs(Memory, "where residuals wait: host, or device,host*3"),
     "grads": _whole("passes whose gradients are there at once"),
+    "leaving": _whole("chunks of state on their way to the host"),
 }
 
 _STATE: dict[str, Reader] = {

@@ -119,6 +119,11 @@ class Stage:
     """Under ``layered``, passes whose gradients may be there at once: a later one waits
     until they are updated. 0: all, which wait for no update."""
 
+    leaving: int = 0
+    """Chunks of state that may be on their way to the host when the next ones come, and
+    twice as many buckets of parameters and of gradients. More take memory, fewer make
+    dispatch wait. 0: the fewest."""
+
     def __post_init__(self) -> None:
         start, stop = self.layers
         if not self.segments:

@@ -52,9 +52,9 @@ def report_replicas(plan: Plan) -> list[dict[str, Any]]:
 
     A stage has ``layers`` (how many), ``layer_range`` (the first, and the one past the
     last), ``tensor_degree``, ``data_degree``, ``devices``, ``dtype``, ``segments``,
-    ``remat``, ``params``, ``waits`` and ``residuals`` (one a segment), and ``grads``
-    (passes; 0: all); a replica has ``stages``, ``microbatches``, ``microbatch_size``
-    (samples over all lanes) and ``samples``.
+    ``remat``, ``params``, ``waits`` and ``residuals`` (one a segment), ``grads``
+    (passes; 0: all) and ``leaving`` (chunks; 0: the fewest); a replica has ``stages``,
+    ``microbatches``, ``microbatch_size`` (samples over all lanes) and ``samples``.
     """
     return [
         {
@@ -81,6 +81,7 @@ def _report_stage(stage: Stage) -> dict[str, Any]:
         "waits": [each.value for each in _each(stage.waits, stage)],
         "residuals": [each.value for each in _each(stage.residuals, stage)],
         "grads": stage.grads,
+        "leaving": stage.leaving,
     }
 
 

@@ -6,8 +6,8 @@ A line a fact: a heading, a line for each replica, stage and state share, and wh
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
 none, ``params`` are kept, ``waits``, ``residuals``, a state's ``memory`` and its
-``update`` are the device, ``grads`` are 0, ``order`` is fifo, ``samples`` fills every
-microbatch.
+``update`` are the device, ``grads`` and ``leaving`` are 0, ``order`` is fifo,
+``samples`` fills every microbatch.
 '#' starts a comment. ``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
@@ -101,6 +101,9 @@ def _replica(r: int, replica: Replica, chain: Chain | None) -> list[str]:
     if any(stage.grads for stage in replica.stages):
         for row, stage in zip(rows, replica.stages, strict=True):
             row.append(f"grads {stage.grads}")
+    if any(stage.leaving for stage in replica.stages):
+        for row, stage in zip(rows, replica.stages, strict=True):
+            row.append(f"leaving {stage.leaving}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [head]
     for row, stage in zip(rows, replica.stages, strict=True):

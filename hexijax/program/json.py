@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexijax.errors import did_you_mean
+from hexijax.plan.plan import Place
 from hexijax.program.grammar import (
     BUFFER,
     OPCODES,
@@ -32,7 +33,13 @@ def to_json(program: Program) -> dict[str, Any]:
         for section in SECTIONS
     }
     pools = [[name, slots] for name, slots in program.pools]
-    return {"version": FORMAT_VERSION, "pools": pools, **sections}
+    leaving = [[place, chunks] for place, chunks in program.leaving]
+    return {
+        "version": FORMAT_VERSION,
+        "pools": pools,
+        "leaving": leaving,
+        **sections,
+    }
 
 
 def from_json(data: Mapping[str, Any]) -> Program:
@@ -54,10 +61,18 @@ def from_json(data: Mapping[str, Any]) -> Program:
         )
         for section in SECTIONS
     }
-    pools = [
-        _pool(p, f"pools[{i}]") for i, p in enumerate(_list(data.get("pools"), "pools"))
-    ]
-    return Program(**sections, pools=tuple(pools))
+    pools, leaving = (
+        [
+            _counted(entry, f"{name}[{i}]", of)
+            for i, entry in enumerate(_list(data.get(name, []), name))
+        ]
+        for name, of in (("pools", "slots"), ("leaving", "chunks"))
+    )
+    return Program(
+        **sections,
+        pools=tuple(pools),
+        leaving=tuple((Place(name), chunks) for name, chunks in leaving),
+    )
 
 
 def _instruction_to_json(instr: Instruction) -> dict[str, Any]:
@@ -104,11 +119,11 @@ def _read(text: Any, where: str) -> Read:
     return Read(buffer_of(match), dies=match.group(7) == "!")
 
 
-def _pool(entry: Any, where: str) -> tuple[str, int]:
+def _counted(entry: Any, where: str, of: str) -> tuple[str, int]:
     match entry:
-        case [str(name), int(slots)] if not isinstance(slots, bool):
-            return name, slots
-    raise _unexpected(where, entry, "a name and a number of slots")
+        case [str(name), int(number)] if not isinstance(number, bool):
+            return name, number
+    raise _unexpected(where, entry, f"a name and a number of {of}")
 
 
 def _list(value: Any, where: str) -> list[Any]:

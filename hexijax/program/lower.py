@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hexijax.collector import collector_paused
 from hexijax.layers.chain import Chain, Group
-from hexijax.plan.plan import Plan, PlanError, UpdateOrder
+from hexijax.plan.plan import Place, Plan, PlanError, UpdateOrder
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
 from hexijax.program.compute import compute
@@ -81,12 +81,13 @@ def lower(
 
 
 class _Lowered(NamedTuple):
-    """Sections whose last reads are not marked, and pools."""
+    """Sections whose last reads are not marked, pools, and what may be leaving."""
 
     prologue: Order
     body: Order
     drain: Order
     pools: Pools
+    leaving: tuple[tuple[Place, int], ...]
 
 
 def _lowered(
@@ -131,7 +132,8 @@ def _lowered(
         order, drain = ordered(late_groups(places, order))
     drain = tuple(map(dataclasses.replace, drain))  # marked apart from the body
     body, pools = waiting(plan, order)
-    return _Lowered(tuple(before), body, drain, pools)
+    leaving = tuple((at, stage.leaving) for at, stage in plan.stages() if stage.leaving)
+    return _Lowered(tuple(before), body, drain, pools, leaving)
 
 
 def _check_grads(plan: Plan, rules: StepRules) -> None:

@@ -9,6 +9,7 @@ import re
 from typing import Any, NoReturn
 
 from hexijax.errors import did_you_mean
+from hexijax.plan.plan import Place
 from hexijax.program.grammar import (
     BUFFER,
     NUMBER,
@@ -47,6 +48,7 @@ def parse(text: str) -> Program:
         )
     _header(lines[0])
     pools: list[tuple[str, int]] = []
+    leaving: list[tuple[Place, int]] = []
     sections: dict[str, list[Instruction]] = {}
     interned: dict[str, Read] = {}
     for item in lines[1:]:
@@ -54,10 +56,14 @@ def parse(text: str) -> Program:
             name = unquoted(item.take(WORD, "a pool"))
             pools.append((name, int(item.take(NUMBER, "a number of slots"))))
             item.end()
+        elif not sections and item.skip(r"leaving\b"):
+            place = Place(unquoted(item.take(WORD, "a place")))
+            leaving.append((place, int(item.take(NUMBER, "a number of chunks"))))
+            item.end()
         elif len(sections) < 3 and item.skip(rf"{SECTIONS[len(sections)]}\s*$"):
             sections[SECTIONS[len(sections)]] = []
         elif not sections:
-            item.fail("'pool' or the section 'prologue'")
+            item.fail("'pool', 'leaving' or the section 'prologue'")
         else:
             list(sections.values())[-1].append(_instruction(item, interned))
     if len(sections) < 3:
@@ -67,7 +73,7 @@ def parse(text: str) -> Program:
             f"{', '.join(SECTIONS)}, each once and in this order."
         )
     made = {name: tuple(instrs) for name, instrs in sections.items()}
-    return Program(**made, pools=tuple(pools))
+    return Program(**made, pools=tuple(pools), leaving=tuple(leaving))
 
 
 def _header(item: "_Line") -> None:

@@ -345,6 +345,10 @@ class Program:
     pools: tuple[tuple[str, int], ...] = ()
     """Slots of each pool that Prefetch fills: name and number."""
 
+    leaving: tuple[tuple[Place, int], ...] = ()
+    """Chunks of state on their way to the host when more come, of places that have room
+    for more than the fewest."""
+
     @property
     def late(self) -> frozenset[Buffer]:
         """What the drain writes, and instructions of a body do otherwise."""

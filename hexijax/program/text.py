@@ -34,6 +34,7 @@ def render(program: Program) -> str:
     """All of the Program as text."""
     lines = [f"hexijax program {FORMAT_VERSION}"]
     lines += [f"pool {word(name)} {slots}" for name, slots in program.pools]
+    lines += [f"leaving {word(place)} {chunks}" for place, chunks in program.leaving]
     lines.append("")
     for section in SECTIONS:
         lines.append(section)

@@ -48,6 +48,13 @@ what is large; each one less makes dispatch wait more often (one chunk of state 
 parameters: 5 to 10% of a step that the link fills, H200)."""
 
 
+def most_leaving(kind: Kind, chunks: int) -> int:
+    """The same of a place that has room for so many chunks of state."""
+    fewest = LEAVING[kind]
+    each = 0 if kind is Kind.RES else fewest // LEAVING[Kind.STATE]
+    return max(fewest, each * chunks)
+
+
 def waiting(plan: Plan, order: Order) -> tuple[Order, Pools]:
     """The order with its copies, and of each pool its name and slots."""
     stages = {
@@ -138,13 +145,15 @@ def _waits(buffer: Buffer, stage: Stage) -> bool:
     )
 
 
-def held_back(order: Sequence[Instruction]) -> Mapping[int, Buffer]:
+def held_back(
+    order: Sequence[Instruction], leaving: Mapping[Place, int]
+) -> Mapping[int, Buffer]:
     """By the position of an instruction, the copy in host memory that is to be whole
     before it is dispatched: until then what was copied takes its room.
 
     Dispatch runs ahead of the device. So a forward whose residuals leave, a chunk of
     state that comes, and parameters and gradients that leave wait for all copies of
-    their kind but the last ones.
+    their kind but the last ones; ``leaving`` says where more may be under way.
     """
     leave = [i for i in order if isinstance(i, WriteBack)]
     travels = {
@@ -155,8 +164,9 @@ def held_back(order: Sequence[Instruction]) -> Mapping[int, Buffer]:
 
     def hold(position: int, place: Place, kind: Kind) -> None:
         before = left.get((place, kind), ())
-        if len(before) > LEAVING[kind]:
-            found[position] = before[-1 - LEAVING[kind]]
+        most = most_leaving(kind, leaving.get(place, 0))
+        if len(before) > most:
+            found[position] = before[-1 - most]
 
     for position, instr in enumerate(order if leave else ()):
         match instr:

@@ -149,7 +149,10 @@ class Executor:
 
     def _body(self, program: Program) -> list[Action]:
         """Actions of the body; a fused backward is done by its forward."""
-        pairs, held = fused_pairs(program), held_back(program.body)
+        pairs, held = (
+            fused_pairs(program),
+            held_back(program.body, dict(program.leaving)),
+        )
         actions = []
         for at, i in enumerate(program.body):
             pair = None

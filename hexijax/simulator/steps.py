@@ -65,8 +65,8 @@ class Steps:
         for task in self.work:
             queues, calls, behind, held = numbers[task.use]
             rest: Rest | None = None
-            if behind or held or task.before or task.along:
-                rest = (behind, task.before, task.along, held)
+            if behind or held or task.before or task.along or task.held:
+                rest = (behind, task.before, task.along, held, task.held)
             made.append((queues, task.use.seconds, calls, task.after, rest))
         return made
 
@@ -98,6 +98,10 @@ class Steps:
         bound: list[int] = []
         for queues, seconds, hosts, after, rest in self._compiled:
             start, cause = 0.0, HOST
+            if rest is not None:
+                for cause in rest[4]:  # the host waits, and dispatches nothing else
+                    for host, _ in hosts:
+                        host_s[host] = max(host_s[host], ends[cause])
             for host, call_s in hosts:
                 host_s[host] += call_s
                 if host_s[host] > start:
@@ -113,7 +117,7 @@ class Steps:
                 for queue in queues:
                     free_s[queue] = end
             else:
-                behind, before, along, held = rest
+                behind, before, along, held, _ = rest
                 for queue in behind:
                     if free_s[queue] > start:
                         start, cause = free_s[queue], QUEUE - queue
@@ -213,8 +217,15 @@ class Ways:
         gaps[i : i + 1] = [(a, b) for a, b in parts if b > a]
 
 
-Rest = tuple[tuple[int, ...], Sequence[tuple[int, float]], Sequence[int], Held]
-"""Queues waited for, tasks of the step before and alongside, ways with their times."""
+Rest = tuple[
+    tuple[int, ...],
+    Sequence[tuple[int, float]],
+    Sequence[int],
+    Held,
+    Sequence[int],
+]
+"""Queues waited for, tasks of the step before and alongside, ways with their times, and
+tasks that hold dispatch back."""
 
 Calls = tuple[tuple[int, float], ...]
 """Hosts, and how long they take over a task's calls."""

@@ -89,6 +89,9 @@ class Task:
     """Tasks that have begun when this starts, and ended when it ends."""
     before: Sequence[tuple[int, float]] = ()
     """Tasks of the step before that end before this starts, and seconds between."""
+    held: Sequence[int] = ()
+    """Copies that end before its hosts dispatch this, and what follows in their order:
+    what they copy takes the same memory."""
 
 
 def tasks(
@@ -146,7 +149,7 @@ class _Writer:
         self._has: set[Buffer] = set()
         self._back: set[Buffer] = set()
         """Residuals that have been on the host."""
-        held = held_back(program.body)
+        held = held_back(program.body, dict(program.leaving))
         self._held = {id(program.body[at]): copy for at, copy in held.items()}
         """Copies to the host that forwards and other copies wait for."""
         self._last_back: dict[str, int] = {}
@@ -234,8 +237,6 @@ class _Writer:
 
     def _forward(self, i: ops.Forward) -> None:
         after = self._inputs(i)
-        if id(i) in self._held:  # until what takes the same memory has left
-            after.append(self._made[self._held[id(i)]])
         pair = self._pairs.get((i.place, i.segment, i.microbatches))
         if pair is not None:  # one program does both, and needs what both read
             after += [*self._inputs(pair), *self._room(pair)]
@@ -245,7 +246,7 @@ class _Writer:
                 after.append(self._last_back[replica])
             else:
                 self._held_back.append((len(self._tasks), i.place))
-        made = self._add(self._run(i, pair), i, after)
+        made = self._add(self._run(i, pair), i, after, held=self._holders(i))
         if pair is not None:
             self._last_back[replica] = made
         for buffer in i.writes if pair is None else (*i.writes, *pair.writes):
@@ -340,9 +341,7 @@ class _Writer:
             self._carried.append((len(self._tasks), read))
             self._of_before(i)
         after = [self._made[read]] if read in self._made else []
-        if id(i) in self._held:  # until what takes the same memory has left
-            after.append(self._made[self._held[id(i)]])
-        self._made[i.writes[0]] = self._add(use, i, after)
+        self._made[i.writes[0]] = self._add(use, i, after, held=self._holders(i))
         if i.buffer.kind is Kind.RES:
             self._back.add(i.buffer)
 
@@ -568,9 +567,14 @@ class _Writer:
         i: Instruction,
         after: Sequence[int] = (),
         along: Sequence[int] = (),
+        held: Sequence[int] = (),
     ) -> int:
-        self._tasks.append(Task(use, i, after, along))
+        self._tasks.append(Task(use, i, after, along, held=held))
         return len(self._tasks) - 1
+
+    def _holders(self, i: Instruction) -> Sequence[int]:
+        """The copy that is to have left before one is dispatched."""
+        return (self._made[self._held[id(i)]],) if id(i) in self._held else ()
 
     def _program(
         self,

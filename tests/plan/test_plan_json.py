@@ -42,6 +42,7 @@ def test_reports_name_layers_and_degrees():
         "waits": ["device", "device"],
         "residuals": ["device", "device"],
         "grads": 0,
+        "leaving": 0,
     }
 
 

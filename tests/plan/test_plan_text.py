@@ -135,7 +135,8 @@ def test_what_goes_without_saying_may_be_left_out():
             "lanes 2  tensor 2",
             "lanes 2  tensors 2",
             "expected one of: devices, lanes, tensor, dtype, layers, segments, remat, "
-            "params, waits, residuals, grads, found 'tensors'. Did you mean 'tensor'?",
+            "params, waits, residuals, grads, leaving, found 'tensors'. Did you mean "
+            "'tensor'?",
         ),
         (
             "lanes 2  tensor 2",

@@ -115,7 +115,7 @@ def test_updates_that_wait_for_all_gradients_are_refused():
 def test_chunks_on_a_device_are_few_however_far_dispatch_runs_ahead(seed: int):
     drawn, chain, rules = random_plan(seed, max_layers=16, max_microbatches=4)
     body = lower(drawn, chain, rules=rules, costs=SlowLink(drawn, seed % 11)).body
-    held = held_back(body)
+    held = held_back(body, {})
     there: dict[str, list[object]] = {}
     for position, instr in enumerate(body):
         if position in held and held[position].kind is Kind.STATE:

@@ -109,7 +109,7 @@ def test_a_forward_waits_until_all_but_one_s_residuals_have_left():
     stages = make_stages([1, 1, 1, 1])
     away = tuple(dataclasses.replace(s, residuals=(Memory.HOST,)) for s in stages)
     order = lower(make_plan((away, 8)), CHAIN, rules=RULES).body
-    held = held_back(order)
+    held = held_back(order, {})
     assert held
     for position, copy in held.items():
         forward = order[position]
@@ -120,7 +120,7 @@ def test_a_forward_waits_until_all_but_one_s_residuals_have_left():
             if isinstance(i, WriteBack) and i.buffer.place == forward.place
         ]
         assert left[-1 - LEAVING[Kind.RES]] == copy
-    assert not held_back(lower(make_plan((stages, 8)), CHAIN, rules=RULES).body)
+    assert not held_back(lower(make_plan((stages, 8)), CHAIN, rules=RULES).body, {})
 
 
 def test_a_border_used_again_soon_stays():

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Mapping
 
 from hexijax.costs.host_rates import HostSide
+from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.layers.chain import Remat
 
 
@@ -153,6 +154,9 @@ class Profile:
 
     early_updates: bool = True
     """A layer may be updated before the step's last backward has ended: no clipping."""
+
+    chunks: int = CHUNKS_ON_DEVICE
+    """Of state on the device at once, those on their way to the host included."""
 
     def update_s(self, layer: int) -> dict[State, float]:
         """Seconds of a layer's update at each site, when updates follow each other."""

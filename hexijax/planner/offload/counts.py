@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.planner.offload.choice import (
     GRAD_BYTES,
     WEIGHT_SLOTS,
@@ -195,7 +194,7 @@ class _Bounds:
         self._state = np.array([x.state_bytes * x.trains for x in layers], float)
         # Where a chunk is so large that its slots take more than all of the state,
         # the state stays.
-        large = [CHUNKS_ON_DEVICE * x.chunk_bytes > x.state_bytes for x in layers]
+        large = [profile.chunks * x.chunk_bytes > x.state_bytes for x in layers]
         typical = sorted(x.chunk_bytes for x in layers)[len(layers) // 2]
         self._stays = np.array(
             [

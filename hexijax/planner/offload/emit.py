@@ -8,6 +8,7 @@ several stages use the first one's choice counts: its state is one.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import (
@@ -45,6 +46,7 @@ def placed_plan(
     *,
     order: UpdateOrder = UpdateOrder.PRIORITY,
     grads: int = 0,
+    leaving: int = 0,
 ) -> Plan:
     """The plan with some stages' layers placed; its prediction is dropped.
 
@@ -54,9 +56,11 @@ def placed_plan(
       choices: by stage, one a layer.
       order: of updates, where any state rests on a host.
       grads: passes whose gradients have room in the placed stages; 0: all.
+      leaving: chunks of state that may leave them at once; 0: the fewest.
     """
+    room: Mapping[str, Any] = {"grads": grads, "leaving": leaving}
     replicas = tuple(
-        dataclasses.replace(replica, stages=_stages(r, replica, choices, grads))
+        dataclasses.replace(replica, stages=_stages(r, replica, choices, room))
         for r, replica in enumerate(plan.replicas)
     )
     state = _state(plan, chain, choices)
@@ -71,17 +75,17 @@ def placed_plan(
 
 
 def _stages(
-    r: int, replica: Replica, choices: Mapping[Place, Choice], grads: int
+    r: int, replica: Replica, choices: Mapping[Place, Choice], room: Mapping[str, Any]
 ) -> tuple[Stage, ...]:
     return tuple(
-        placed_stage(stage, choices[place], grads)
+        dataclasses.replace(placed_stage(stage, choices[place]), **room)
         if (place := stage_place(r, s)) in choices
         else stage
         for s, stage in enumerate(replica.stages)
     )
 
 
-def placed_stage(stage: Stage, choice: Choice, grads: int = 0) -> Stage:
+def placed_stage(stage: Stage, choice: Choice) -> Stage:
     """A stage whose every layer is a segment, as chosen; its borders wait on the host
     if some did."""
     assert len(choice) == stage.num_layers, "one choice a layer"
@@ -95,7 +99,6 @@ def placed_stage(stage: Stage, choice: Choice, grads: int = 0) -> Stage:
             Memory.HOST if chosen.kept is Kept.HOST else Memory.DEVICE
             for chosen in choice
         ),
-        grads=grads,
     )
 
 

@@ -13,8 +13,9 @@ is, the simulator says.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hexijax.cluster import Cluster
@@ -50,6 +51,9 @@ TRIES = 4
 SPARE = 1.05
 """More than what was promised too much."""
 
+LEAVE = (16, 8, 4)
+"""Chunks of state that may leave a device at once, where it has the room."""
+
 PASSES = (16, 8, 4, 2)
 """Whose gradients there may be room for at once: the most that fit."""
 
@@ -63,6 +67,8 @@ class _Placed(NamedTuple):
     choices: Mapping[Place, Choice]
     grads: int
     """Passes whose gradients have room, in each of them; 0: all."""
+    leaving: int = 0
+    """Chunks of state that may leave each of them at once; 0: the fewest."""
 
 
 class Placer:
@@ -94,8 +100,11 @@ class Placer:
         early = not self._options.rules(plan).update_waits
         passes = plan.schedule is Schedule.LAYERED and early
         for rules in RULES:
-            for grads in (0, PASSES[-1]) if passes else (0,):
-                placed = self._place(plan, rules, below_s, grads)
+            tries = itertools.product(
+                (0, PASSES[-1]) if passes else (0,), (0, LEAVE[-1])
+            )
+            for grads, leaving in tries:
+                placed = self._place(plan, rules, below_s, grads, leaving)
                 if placed is not None:
                     yield from self._ordered(plan, placed)
 
@@ -106,10 +115,11 @@ class Placer:
         for choice in dict.fromkeys(choices.values()):
             for other in near(choice, self._allowed):
                 moved = {k: other if c == choice else c for k, c in choices.items()}
-                yield self._made(skeleton, placed._replace(choices=moved), plan.order)
+                other = self._roomiest(skeleton, placed._replace(choices=moved))
+                yield self._made(skeleton, other, plan.order)
 
     def _place(
-        self, plan: Plan, rules: Rules, below_s: float, grads: int
+        self, plan: Plan, rules: Rules, below_s: float, grads: int, leaving: int
     ) -> _Placed | None:
         stages = dict(plan.stages())
         budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
@@ -118,11 +128,13 @@ class Placer:
         for _ in range(TRIES):
             for place in places:
                 budget = min(budgets[name] for name in stages[place].devices)
-                choice = self._choice(plan, place, budget, rules, below_s, grads)
+                choice = self._choice(
+                    plan, place, budget, rules, below_s, grads, leaving
+                )
                 if choice is None:
                     return None
                 choices[place] = choice
-            made = _Placed(choices, grads)
+            made = _Placed(choices, grads, leaving)
             placed = self._made(plan, made, UpdateOrder.FIFO)
             places = self._overflowing(placed, plan)
             if not places:
@@ -138,16 +150,28 @@ class Placer:
         return None
 
     def _with_most(self, plan: Plan, placed: _Placed) -> _Placed:
-        """With room for the gradients of as many passes as fit."""
+        """With room for as much as fits to leave at once, then for the gradients of as
+        many passes."""
+        placed = self._roomiest(plan, placed)
         if not placed.grads or not placed.choices:
             return placed
-        wider = (placed._replace(grads=passes) for passes in PASSES)
-        return next(
-            x
-            for x in wider
-            if self._judge.fits(self._made(plan, x, UpdateOrder.PRIORITY))
-            or x.grads == PASSES[-1]
-        )
+        wider = [placed._replace(grads=passes) for passes in PASSES]
+        return self._first_that_fits(plan, wider)
+
+    def _roomiest(self, plan: Plan, placed: _Placed) -> _Placed:
+        """With room for as much as fits to leave at once, if any state does."""
+        chosen = (c for choice in placed.choices.values() for c in choice)
+        if all(c.state is State.DEVICE for c in chosen):
+            return placed._replace(leaving=0)
+        wider = [placed._replace(leaving=chunks) for chunks in (*LEAVE, 0)]
+        return self._first_that_fits(plan, wider)
+
+    def _first_that_fits(self, plan: Plan, those: Sequence[_Placed]) -> _Placed:
+        """Or the last."""
+        for each in those:
+            if self._judge.fits(self._made(plan, each, UpdateOrder.PRIORITY)):
+                return each
+        return those[-1]
 
     def _ordered(self, plan: Plan, placed: _Placed) -> Iterator[Plan]:
         first = self._made(plan, placed, UpdateOrder.PRIORITY)
@@ -157,7 +181,12 @@ class Placer:
 
     def _made(self, plan: Plan, placed: _Placed, order: UpdateOrder) -> Plan:
         made = placed_plan(
-            plan, self._chain, placed.choices, order=order, grads=placed.grads
+            plan,
+            self._chain,
+            placed.choices,
+            order=order,
+            grads=placed.grads,
+            leaving=placed.leaving,
         )
         self._placed[made] = plan, placed
         return made
@@ -180,6 +209,7 @@ class Placer:
         rules: Rules,
         below_s: float,
         grads: int,
+        leaving: int,
     ) -> Choice | None:
         stage = plan.stage(place)
         r, s = map(int, place[1:].split(".s"))
@@ -195,10 +225,11 @@ class Placer:
             budget,
             rules.rule,
             grads,
+            leaving,
         )
         if key not in self._found:
             self.placed += 1
-            profile = self._profile(plan, stage, place, live, budget, grads)
+            profile = self._profile(plan, stage, place, live, budget, grads, leaving)
             best = None
             if profile.host.has_pinned:
                 best = best_counts(
@@ -217,6 +248,7 @@ class Placer:
         live: int,
         budget: int,
         grads: int,
+        leaving: int,
     ) -> Profile:
         replica = plan.replicas[int(place[1:].split(".s")[0])]
         return stage_profile(
@@ -231,6 +263,7 @@ class Placer:
             grads_stay=not grads,
             early_updates=not self._options.rules(plan).update_waits,
             device_bytes=budget,
+            leaving=leaving,
             temps=self._options.temps,
         )
 

@@ -19,7 +19,7 @@ from hexijax.costs.compute import fused_attention, layer_times
 from hexijax.costs.host_rates import host_side
 from hexijax.costs.instructions import mesh_shape
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import STATE_BYTES
+from hexijax.costs.memory import STATE_BYTES, chunks_on_device
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
@@ -44,6 +44,7 @@ def stage_profile(
     layered: bool = False,
     grads_stay: bool = False,
     early_updates: bool = True,
+    leaving: int = 0,
     temps: Temps | None = None,
 ) -> Profile:
     """The layers of a stage, each a segment of its own.
@@ -65,6 +66,7 @@ def stage_profile(
       grads_stay: room is kept for all gradients at once.
       device_bytes: what a device may use; None: its usable memory.
       early_updates: nothing forbids an update before the last backward.
+      leaving: chunks of state that may be on their way to the host; 0: the fewest.
       temps: what compiled segments were seen to need.
     """
     device = cluster.device(stage.devices[0])
@@ -155,6 +157,7 @@ def stage_profile(
         microbatches=1 if layered else microbatches,
         grads_stay=grads_stay,
         early_updates=early_updates,
+        chunks=chunks_on_device(leaving),
     )
 
 

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 
-from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.planner.offload.choice import (
     GRAD_BYTES,
     RESIDUAL_SLOTS,
@@ -65,7 +64,8 @@ class Room:
         """The pool of streamed state."""
         pairs = zip(self.profile.layers, self.choice, strict=True)
         streamed = (x for x, c in pairs if c.state is State.STREAMED and x.trains)
-        return CHUNKS_ON_DEVICE * max((x.chunk_bytes for x in streamed), default=0)
+        largest = max((x.chunk_bytes for x in streamed), default=0)
+        return self.profile.chunks * largest
 
     @functools.cached_property
     def depths_bytes(self) -> tuple[int, ...]:
