@@ -134,7 +134,8 @@ def test_state_that_streams_beside_backwards_costs_no_time(microbatches: int):
         choice = [LayerChoice()] * 10
         for i in range(8, 8 - streamed, -1):
             choice[i] = LayerChoice(state=State.STREAMED)
-        placed = placed_plan(plan, chain, {stage_place(0, 0): tuple(choice)})
+        choices = {stage_place(0, 0): tuple(choice)}
+        placed = placed_plan(plan, chain, choices, leaving=4)
         return predict(placed, chain, cluster, events=False).step_s
 
     assert step_s(4) <= step_s(0) * 1.01

@@ -13,7 +13,6 @@ is, the simulator says.
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -100,13 +99,15 @@ class Placer:
         early = not self._options.rules(plan).update_waits
         passes = plan.schedule is Schedule.LAYERED and early
         for rules in RULES:
-            tries = itertools.product(
-                (0, PASSES[-1]) if passes else (0,), (0, LEAVE[-1])
-            )
-            for grads, leaving in tries:
-                placed = self._place(plan, rules, below_s, grads, leaving)
-                if placed is not None:
+            for grads in (0, PASSES[-1]) if passes else (0,):
+                budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
+                for leaving in (0, LEAVE[-1]):
+                    placed = self._place(plan, rules, below_s, grads, leaving, budgets)
+                    if placed is None:
+                        break
                     yield from self._ordered(plan, placed)
+                    if placed.leaving:
+                        break
 
     def near(self, plan: Plan) -> Iterator[Plan]:
         """Plans that differ from a placed one in a count of alike stages."""
@@ -119,10 +120,17 @@ class Placer:
                 yield self._made(skeleton, other, plan.order)
 
     def _place(
-        self, plan: Plan, rules: Rules, below_s: float, grads: int, leaving: int
+        self,
+        plan: Plan,
+        rules: Rules,
+        below_s: float,
+        grads: int,
+        leaving: int,
+        budgets: dict[str, int],
     ) -> _Placed | None:
+        """Once with room for all, else with less where a device was promised too much:
+        ``budgets`` then says so."""
         stages = dict(plan.stages())
-        budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
         places = self._overflowing(plan, plan)
         choices: dict[Place, Choice] = {}
         for _ in range(TRIES):
@@ -150,13 +158,12 @@ class Placer:
         return None
 
     def _with_most(self, plan: Plan, placed: _Placed) -> _Placed:
-        """With room for as much as fits to leave at once, then for the gradients of as
-        many passes."""
-        placed = self._roomiest(plan, placed)
-        if not placed.grads or not placed.choices:
-            return placed
-        wider = [placed._replace(grads=passes) for passes in PASSES]
-        return self._first_that_fits(plan, wider)
+        """With room for the gradients of as many passes as fit, then for as much to
+        leave at once."""
+        if placed.grads and placed.choices:
+            wider = [placed._replace(grads=passes) for passes in PASSES]
+            placed = self._first_that_fits(plan, wider)
+        return self._roomiest(plan, placed)
 
     def _roomiest(self, plan: Plan, placed: _Placed) -> _Placed:
         """With room for as much as fits to leave at once, if any state does."""

@@ -37,11 +37,14 @@ back but a part of it."""
 SIZES = 3
 """Microbatch sizes of a layout, from the fastest by formula to smaller ones."""
 
-PLACED = 12
+PLACED = 32
 """Stages that are placed of each regime where something fits already."""
 
 VARIED = 16
 """Plans one count away that are simulated, of each layout."""
+
+FEW, CLOSE = 2, 1.05
+"""Skeletons whose best plan is varied: so many, if they come so close to the best."""
 
 BETTER = 1e-3
 """By which a plan is faster than the one it is varied from."""
@@ -109,18 +112,20 @@ class Offloading:
 
     def _look(self, skeletons: Iterable[Plan], least: float) -> float:
         """The least, or what the best of some skeletons costs once it is placed."""
-        best: tuple[float, Plan] | None = None
+        found: list[tuple[float, Plan]] = []
         for skeleton in skeletons:
             self._check_time()
-            known = min(least, best[0] if best else math.inf)
-            for plan in self._placed(skeleton, known):
-                cost = self._add(plan)
-                if cost is not None and (best is None or cost < best[0]):
-                    best = cost, plan
-        if best is None or best[0] >= least:
+            known = min([least, *(cost for cost, _ in found)])
+            placed = [(self._add(plan), plan) for plan in self._placed(skeleton, known)]
+            costs = [(cost, plan) for cost, plan in placed if cost is not None]
+            found += [min(costs, key=lambda each: each[0])] if costs else []
+        found.sort(key=lambda each: each[0])
+        if not found or found[0][0] >= least:
             return least
-        self._vary(*best)
-        return best[0]
+        for cost, plan in found[:FEW]:
+            if cost < found[0][0] * CLOSE:
+                self._vary(cost, plan)
+        return found[0][0]
 
     def _relaxed(self, plan: Plan) -> Iterator[Plan]:
         """The plan with all that is wanted kept, whether it fits or not; and layered,
