@@ -5,6 +5,7 @@
 Arrays: L layers, F first layer, S the one past the last, P policies.
 """
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -93,14 +94,15 @@ class LayerArrays:
         self.joined_s_PL = under(lambda i, p: times[i].added_s(p, joined=True))
         self.kept_PL = under(lambda i, p: kept_bytes(chain, layers[i], p, *of))
         # In the loss's own segment it is alive in one program, and once.
-        self.joined_PL = under(lambda i, p: joined_bytes(chain, layers[i], p, *of))
-        self.working_L = every(lambda i: working_bytes(chain, layers[i], *of))
-        # The layer a program of both ways works on was kept in part before, and that
-        # part counts once.
-        self.part_PL = np.maximum(self.working_L - self.joined_PL, 0)
-        self.early_L, self.scratch_bytes = np.zeros(len(layers)), 0.0
-        self.waiting_layers = len(layers)
-        if mesh.profile.vendor != CPU:  # what an accelerator's programs have alive
+        if mesh.profile.vendor == CPU:
+            self.joined_PL = under(lambda i, p: joined_bytes(chain, layers[i], p, *of))
+            self.working_L = every(lambda i: working_bytes(chain, layers[i], *of))
+            # The layer a program of both ways works on was kept in part before, and
+            # that part counts once.
+            self.part_PL = np.maximum(self.working_L - self.joined_PL, 0)
+            self.early_L, self.scratch_bytes = np.zeros(len(layers)), 0.0
+            self.waiting_layers = len(layers)
+        else:  # what an accelerator's programs have alive
             alive = {
                 (i, p): working_of(chain, layers, [p], *of, i)[0]
                 for i in unlike
@@ -173,6 +175,13 @@ def _span_sums(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
 
 def _span_max(values_L: np.ndarray) -> Float[np.ndarray, "layers stops"]:
     """The largest value of each run; 0 where it is empty."""
-    inside_FL = np.triu(np.broadcast_to(values_L, (len(values_L), len(values_L))))
-    most_FL = np.maximum.accumulate(inside_FL, axis=1)
-    return np.concatenate([np.zeros((len(values_L), 1)), most_FL], axis=1)
+    num_layers = len(values_L)
+    most_FS = np.zeros((num_layers, num_layers + 1))
+    np.multiply(_inside(num_layers), values_L, out=most_FS[:, 1:])
+    return np.maximum.accumulate(most_FS, axis=1)
+
+
+@functools.lru_cache(maxsize=64)
+def _inside(num_layers: int) -> Int[np.ndarray, "layers lasts"]:
+    """1 where a layer is not before a run's first."""
+    return np.triu(np.ones((num_layers, num_layers), int))

@@ -40,6 +40,9 @@ class Effort:
     remade: int
     """Instructions of a plan, at most, whose layout is decided anew."""
 
+    stored: int = 4
+    """Layouts that are simulated with their state where there is room."""
+
     walked: int = 4
     """Layouts whose variants are walked over, the best of the played."""
 
@@ -68,7 +71,7 @@ class Effort:
             return cls(scored=100, played=3_000, refined=3_000, remade=8_000)
         if num_devices <= 1024:
             return cls(scored=200, played=16_000, refined=16_000, remade=24_000)
-        return cls(scored=40, played=100_000, refined=60_000, remade=100_000)
+        return cls(scored=40, played=100_000, refined=60_000, remade=100_000, stored=2)
 
 
 def num_instructions(plan: Plan) -> int:

@@ -29,9 +29,9 @@ MOST_TOGETHER = 48
 PATIENCE = 2
 """Numbers of replicas without gain before more are given up."""
 
-NEAR = 1.1
-"""Stages of a width that are this much slower than those of another in one order of the
-kinds are not tried in the others."""
+NEAR, FAR = 1.1, 1.3
+"""Stages of a width that are this much slower than those of another are not tried in
+other orders of the kinds; nor in more replicas."""
 
 MOST_UNLIKE, FEW = 2, 64
 """Kinds whose stages may be of unlike width, and devices up to which they are tried."""
@@ -124,13 +124,15 @@ def _spread(
         ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
     counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
     best, worse = math.inf, 0
+    costs: dict[int, float] = {}
     for replicas in scales(min(counts)):
         shares = _shares(forms, kinds, replicas)
-        costs: dict[int, float] = {}
+        far = _beyond(costs, FAR)
+        costs = {}
         for order in orders:
-            near = min(costs.values(), default=math.inf) * NEAR
+            beyond = far | _beyond(costs, NEAR)
             for way, widths in enumerate(ways):
-                if near < costs.get(way, 0.0) < math.inf:
+                if way in beyond:
                     continue
                 layout = _layout(forms, order, widths, shares, most_layers)
                 if layout:
@@ -141,6 +143,12 @@ def _spread(
         best = min(best, here)
         if worse >= PATIENCE:
             return
+
+
+def _beyond(costs: Mapping[int, float], times: float) -> set[int]:
+    """What costs so many times the least, but for what is impossible."""
+    most = min(costs.values(), default=math.inf) * times
+    return {way for way, cost in costs.items() if most < cost < math.inf}
 
 
 def _layout(

@@ -31,9 +31,6 @@ from hexijax.planner.refine import variants
 from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
 
-STORED = 2
-"""Layouts that are simulated with their state where there is room."""
-
 PLAYED_WITHIN = 1.1
 """Layouts that are this much slower by formula than the best plan by simulation are
 still played, and pipelines that much slower by simulation under other schedules: the
@@ -214,7 +211,9 @@ class Finisher:
         found = [
             (x, scorer) for layout in layouts for x in self._scores(layout, scorer)
         ]
-        self.finished.fit_best(found, STORED, lambda cost: cost < played * (1 - WORTH))
+        self.finished.fit_best(
+            found, self._effort.stored, lambda cost: cost < played * (1 - WORTH)
+        )
         self._fit_layered(layouts, played, stateless=True)
 
     def _layer(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
@@ -247,11 +246,13 @@ class Finisher:
                 found += [(x, scorer) for x in self._scores(layout, scorer)]
         few = len(self._cluster.devices) <= FEW
         near = NEARLY if few else 1 - WORTH
-        self.finished.fit_best(found, STORED, lambda cost: cost <= best * near)
+        self.finished.fit_best(
+            found, self._effort.stored, lambda cost: cost <= best * near
+        )
 
     def _short(self, refused: Sequence[Layout]) -> dict[Layout, bool]:
         """The best layouts that memory presses, and those in which nothing fits."""
-        best = self.finished.best_layouts()[:STORED]
+        best = self.finished.best_layouts()[: self._effort.stored]
         pressed = [self._layout(x) for _, x in best if self.finished.pressed(x)]
         return dict.fromkeys([*pressed, *refused], True)
 
@@ -271,7 +272,7 @@ class Finisher:
             if x.late_s > NOTABLE * x.step_s
             and x.cost * (1 - x.late_s / x.step_s) < scored[0].cost * (1 - WORTH)
         ]
-        return hopeful[:STORED]
+        return hopeful[: self._effort.stored]
 
     def _offload(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
         """Layouts that memory presses, and those that do not fit, with what is best in
@@ -286,7 +287,7 @@ class Finisher:
             check_time=self._check_time,
         )
         least, fits = self.finished.least(), bool(self.finished.plans)
-        near = [] if fits else [each.layout for each in scored[:STORED]]
+        near = [] if fits else [each.layout for each in scored[: self._effort.stored]]
         best = self.finished.best_layouts()
         offloading.look(
             [plan for _, plan in best if self.finished.pressed(plan)],
