@@ -7,9 +7,7 @@ it overlaps nothing, and is done once in many steps.
 import collections
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
@@ -17,14 +15,18 @@ from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.plan.plan import Place
 from hexijax.program.program import Backward, Forward, Instruction
-from hexijax.runtime.engine import Engine
-from hexijax.runtime.results import StepResult
+
+if TYPE_CHECKING:
+    from hexijax.runtime.engine import Engine
+    from hexijax.runtime.results import StepResult
 
 
 def measured_step(
-    engine: Engine, batch: Mapping[str, Any], step: int
-) -> tuple[StepResult, dict[str, float]]:
+    engine: "Engine", batch: Mapping[str, Any], step: int
+) -> "tuple[StepResult, dict[str, float]]":
     """A step, and the seconds of compute by node."""
+    import jax
+
     spent_s: dict[str, float] = collections.defaultdict(float)
     began_s = time.perf_counter()
 
