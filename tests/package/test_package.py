@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "hexijax" / "cli" / "project"
 CARDS = ROOT / "hexijax" / "cluster" / "cards"
 
-# Rooms that plan without a device, and so without JAX; and `hexijax run`, since JAX reads
-# its platform and its cache when it is imported. import-linter sees their own imports,
-# this sees what their packages drag in.
+# Rooms that plan without a device, and so without JAX; and `hexijax run`: JAX reads its
+# platform and cache when it is imported. import-linter sees their own imports, this
+# sees what their packages drag in.
 ROOMS_WITHOUT_JAX = [
     "hexijax",
     "hexijax.cli.run",
