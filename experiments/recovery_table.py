@@ -57,8 +57,8 @@ OTHERS_CORES, LOOK_S = 0.2, 0.1
 """What others may compute right before and after a recovery that counts, and how long
 that is looked at."""
 
-PATIENCE_S = 60.0
-"""After which a recovery counts as it is."""
+PATIENCE_S = 900.0
+"""Of the whole table, after which each recovery counts as it is."""
 
 KEPT_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
@@ -162,9 +162,9 @@ def others_cores() -> float:
     return (spent_s() - before_s) / LOOK_S
 
 
-def quiet(measure: Callable[[], float], patience_s: float) -> float:
-    """Seconds that something takes while nothing else goes on, if that can be had."""
-    until_s = time.monotonic() + patience_s
+def quiet(measure: Callable[[], float], until_s: float) -> float:
+    """Seconds that something takes while nothing else goes on, if that can be had
+    before a moment of the clock."""
     while True:
         while others_cores() > OTHERS_CORES and time.monotonic() < until_s:
             pass
@@ -174,7 +174,7 @@ def quiet(measure: Callable[[], float], patience_s: float) -> float:
 
 
 def recovery_s(
-    state: State, nodes: int, sources: Sequence[Any], repeats: int, patience_s: float
+    state: State, nodes: int, sources: Sequence[Any], repeats: int, until_s: float
 ) -> "tuple[float, Moved]":
     """Seconds until the state is on its devices, the best of some, and checked."""
     from hexijax.checkpoint.assemble import assemble
@@ -193,7 +193,7 @@ def recovery_s(
         moves.append(moved)
         return took_s
 
-    return min(quiet(once, patience_s) for _ in range(repeats)), moves[-1]
+    return min(quiet(once, until_s) for _ in range(repeats)), moves[-1]
 
 
 def cells(
@@ -204,6 +204,7 @@ def cells(
     patience_s: float = PATIENCE_S,
 ) -> Iterator[Cell]:
     """All of them, each the best of some; the slowest rate is measured less often."""
+    until_s = time.monotonic() + patience_s
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "state"
         with file.open("wb") as out:
@@ -213,9 +214,9 @@ def cells(
         local = {}
         for lost in LOST:
             sources = state.survivors(NODES - lost, 1.0, survivor)
-            took_s, _ = recovery_s(state, NODES - lost, sources, repeats, patience_s)
+            took_s, _ = recovery_s(state, NODES - lost, sources, repeats, until_s)
             local[lost] = state.num_bytes / took_s
-        most = most_bytes_per_s(state, file, repeats, patience_s)
+        most = most_bytes_per_s(state, file, repeats, until_s)
         for rate in far:
             times = 1 if rate < 0.2e9 else repeats
             with (
@@ -224,11 +225,11 @@ def cells(
             ):
                 for lost in LOST:
                     nodes = NODES - lost
-                    far_s, _ = recovery_s(state, nodes, [tier], times, patience_s)
+                    far_s, _ = recovery_s(state, nodes, [tier], times, until_s)
                     for held in HELD:
                         sources = [*state.survivors(nodes, held, survivor), tier]
                         ours_s, moved = recovery_s(
-                            state, nodes, sources, times, patience_s
+                            state, nodes, sources, times, until_s
                         )
                         measured = state.num_bytes / far_s
                         least_s = state.num_bytes * max(
@@ -248,9 +249,7 @@ def cells(
                         )
 
 
-def most_bytes_per_s(
-    state: State, file: Path, repeats: int, patience_s: float
-) -> float:
+def most_bytes_per_s(state: State, file: Path, repeats: int, until_s: float) -> float:
     """What this machine moves if no source is paced: half from survivors, half over
     loopback, each piece to a device as it comes, by nothing of a recovery's."""
     import jax
@@ -283,7 +282,7 @@ def most_bytes_per_s(
                 pool.shutdown()
             return took_s
 
-        return state.num_bytes / min(quiet(once, patience_s) for _ in range(repeats))
+        return state.num_bytes / min(quiet(once, until_s) for _ in range(repeats))
 
 
 def render(found: Sequence[Cell], num_bytes: int, slower: float = 1.0) -> str:

@@ -122,6 +122,7 @@ class Elastic:
         if plan is not None:
             self._ahead.know(cluster, plan)
         self._take(cluster, self._ahead.get(cluster).plan)
+        self._prepare()
         return self.machine
 
     def run(

@@ -33,6 +33,8 @@ def make(**fields: Any) -> Trainer:
 def test_a_node_goes_while_it_fits(params: Any, tmp_path: Path, caplog: Any):
     want = plain_losses(params, batches(STEPS))
     own, found = make(params=params, batch_size=SIZE), dict[int, float]()
+    own.prepare(next(batches(1)))
+    own._made("a job").now._ahead.wait()  # from the first, and not from the first loss
 
     def then(line: Any) -> None:
         found[line["step"]] = line["loss"]
@@ -48,6 +50,7 @@ def test_a_node_goes_while_it_fits(params: Any, tmp_path: Path, caplog: Any):
     used = {name for _, stage in own.plan.stages() for name in stage.devices}
     assert {name.partition("/")[0] for name in used} == {"fast"}
     assert "slow lost; the run goes on from step" in caplog.text
+    assert "s (ahead), compiled in" in caplog.text
     assert (tmp_path / "members.txt").read_text().startswith("# node")
     assert "slow/" not in (tmp_path / "plan.txt").read_text()
     # Who resumes is the unbroken run, on the nodes that are there.
