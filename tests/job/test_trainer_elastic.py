@@ -34,7 +34,8 @@ def test_a_node_goes_while_it_fits(params: Any, tmp_path: Path, caplog: Any):
     want = plain_losses(params, batches(STEPS))
     own, found = make(params=params, batch_size=SIZE), dict[int, float]()
     own.prepare(next(batches(1)))
-    own._made("a job").now._ahead.wait()  # from the first, and not from the first loss
+    job: Any = own._made("a job").now
+    job._ahead.wait()  # from the first step on, and not from the first loss
 
     def then(line: Any) -> None:
         found[line["step"]] = line["loss"]
