@@ -244,19 +244,17 @@ class Launcher:
             self._begin(name)
 
     def _anew(self, islands: tuple[str, ...]) -> None:
-        """A new generation."""
-        assert self._replan is not None
-        there = {*islands, *self._idle}
-        order = tuple(name for name in self._meeting.known if name in there)
+        """A new generation, of those of ``islands`` and the idle that are needed."""
         self._halted = None
-        found = self._replan(order)
+        order = self._in_order({*islands, *self._idle})
+        found = self._asked_for(order)
         if found is None:
             self._say(f"no plan fits {', '.join(order)} alone; the job ends")
             self._wind_down(LOST)
             return
         needed, brief = found
-        self._waiting -= there
-        self._idle = there - set(needed)
+        self._waiting -= {*order}
+        self._idle = {*order} - {*needed}
         generation = self._meeting.anew(needed, brief)
         unused = f"; not needed: {', '.join(sorted(self._idle))}" if self._idle else ""
         self._say(f"generation {generation}: {', '.join(needed)}{unused}")
@@ -265,9 +263,25 @@ class Launcher:
         """Lets those who train halt for those who wait, once all of them train."""
         if self._replan is None or self._halted is not None or self._asked:
             return
-        if self._waiting and not self._meeting.missing():
-            self._halted = set()
-            self._meeting.stop(change=True)
+        if not self._waiting or self._meeting.missing():
+            return
+        islands = self._meeting.islands
+        found = self._asked_for(self._in_order({*islands, *self._idle, *self._waiting}))
+        if found is None or found[0] == islands:  # it would change nothing
+            self._idle |= self._waiting
+            self._waiting.clear()
+            return
+        self._halted = set()
+        self._meeting.stop(change=True)
+
+    def _in_order(self, islands: set[str]) -> tuple[str, ...]:
+        return tuple(name for name in self._meeting.known if name in islands)
+
+    def _asked_for(
+        self, islands: tuple[str, ...]
+    ) -> tuple[tuple[str, ...], Message] | None:
+        assert self._replan is not None
+        return self._replan(islands)
 
     def _fail(self, name: str, code: int) -> None:
         """It ended by itself, with a fault: so does the job."""
