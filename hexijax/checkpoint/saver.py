@@ -282,6 +282,8 @@ class Saver:
                 old = len(whole) == keep and part.step < whole[-1]
                 if old and part.step not in busy:
                     remove_part(part)
+        except FileNotFoundError:
+            pass  # another island removes them just now
         except OSError as error:
             self.tell(f"old steps in {files.where} cannot be removed ({error}).")
 
