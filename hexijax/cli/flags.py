@@ -62,6 +62,11 @@ def add_launch_flags(launch: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="start one on each host of a cluster file, which it also trains on",
     )
+    launch.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="start them as actors of a Ray cluster; auto: this machine's",
+    )
     add_host_flags(launch)
     launch.add_argument(
         "--serve",

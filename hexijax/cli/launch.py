@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from hexijax.cli.prepare import Brief, Unprepared, prepare
 from hexijax.cli.replanning import Replanner, used
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
-from hexijax.islands.launcher import Launcher, Outcome
+from hexijax.islands import on_ray
+from hexijax.islands.launcher import Launcher, Outcome, Start
 from hexijax.islands.processes import Started
 from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.ssh import Remote, address_of, own_address
@@ -70,11 +71,14 @@ def launch(arguments: argparse.Namespace) -> int:
     meeting.brief(brief)
     with contextlib.ExitStack() as stack:
         stack.callback(meeting.close)
-        start, replan = None, None
+        start: Start | None = None
+        replan: Replanner | None = None
         if arguments.serve:
             _tell_how(arguments, meeting, islands)
         elif arguments.ssh is not None:
             start = _by_ssh(arguments, meeting, saved.cluster, brief)
+        elif arguments.ray is not None:
+            start = _by_ray(arguments, meeting, saved.cluster, brief)
         else:
             start = _local(arguments, meeting, saved.cluster, brief)
         if arguments.elastic is not None:
@@ -95,6 +99,7 @@ def _check(arguments: argparse.Namespace) -> None:
     ways = {
         "--local": arguments.local is not None,
         "--ssh": arguments.ssh is not None,
+        "--ray": arguments.ray is not None,
         "--serve": arguments.serve,
     }
     chosen = [way for way, given in ways.items() if given]
@@ -102,8 +107,8 @@ def _check(arguments: argparse.Namespace) -> None:
         said = " and ".join(chosen) or "no way"
         raise UserError(
             f"launch: {said} to start islands was given. Choose one of "
-            f"{', '.join(ways)}: here as processes, on the hosts of a file, or by "
-            "others who are told where."
+            f"{', '.join(ways)}: here as processes, on the hosts of a file, by Ray, or "
+            "by others who are told where."
         )
     if arguments.listen is not None:
         split_address(arguments.listen)
@@ -130,7 +135,7 @@ def _local(
     meeting: Rendezvous,
     cluster: Cluster,
     brief: Brief,
-) -> Callable[[str], Started]:
+) -> Start:
     """Starts islands on this machine."""
     folder = Path(str(brief["folder"])) / LOGS
     cards = visible_cards(cluster, meeting.known) if not arguments.emulate else {}
@@ -144,12 +149,7 @@ def _local(
             name,
             island_command(arguments.experiment, name, meeting.address),
             log=folder / f"{name}.log",
-            environ={
-                TOKEN: meeting.token,
-                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-                "PYTHONUNBUFFERED": "1",
-                **cards.get(name, {}),
-            },
+            environ={**_environ(meeting), **cards.get(name, {})},
             tell=tell,
         )
 
@@ -161,7 +161,7 @@ def _by_ssh(
     meeting: Rendezvous,
     cluster: Cluster,
     brief: Brief,
-) -> Callable[[str], Started]:
+) -> Start:
     """Starts islands on the hosts of their nodes."""
     folder = Path(str(brief["folder"])) / LOGS
     hosts = {name: _host(cluster, name) for name in meeting.known}
@@ -191,6 +191,41 @@ def _by_ssh(
     return start
 
 
+def _by_ray(
+    arguments: argparse.Namespace,
+    meeting: Rendezvous,
+    cluster: Cluster,
+    brief: Brief,
+) -> Start:
+    """Starts islands as actors of a Ray cluster."""
+    folder = Path(str(brief["folder"])) / LOGS
+    on_ray.connect(arguments.ray)
+
+    def start(name: str) -> on_ray.RayIsland:
+        devices = [cluster.device(device) for device in cluster.islands[name]]
+        cards = [d.kind for d in devices if d.profile.vendor != "cpu"]
+        kinds = [] if arguments.emulate else cards
+        words = island_command(arguments.experiment, name, meeting.address)
+        return on_ray.RayIsland(
+            name,
+            [arguments.python, *words[1:]],
+            asks=on_ray.needs(name, kinds, on_ray.resources()),
+            environ=_environ(meeting),
+            log=folder / f"{name}.log",
+        )
+
+    return start
+
+
+def _environ(meeting: Rendezvous) -> dict[str, str]:
+    """What an island's process is told beside its words."""
+    return {
+        TOKEN: meeting.token,
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 def _host(cluster: Cluster, island: str) -> str:
     """The one host of an island."""
     hosts = {n.host or n.name: None for n in cluster.nodes if n.island == island}
@@ -204,6 +239,8 @@ def _host(cluster: Cluster, island: str) -> str:
 
 def _listens_at(arguments: argparse.Namespace, cluster: Cluster) -> str:
     """This machine's address: loopback, unless islands are elsewhere."""
+    if arguments.ray is not None:
+        return on_ray.connect(arguments.ray)
     if arguments.ssh is None:
         return "127.0.0.1"
     first = next(iter(cluster.islands))

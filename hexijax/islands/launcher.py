@@ -42,6 +42,10 @@ class Process(Protocol):
         """Its exit code; None: it runs."""
         ...
 
+    def ended(self) -> str:
+        """How, where more is known than its exit code says; else empty."""
+        ...
+
     def signal(self, number: int) -> None:
         """Sends a signal to it and all it started."""
         ...
@@ -154,7 +158,7 @@ class Launcher:
             while not self._meeting.heard.empty():  # it may have left just now
                 self._hear(self._meeting.heard.get())
             if name not in self._left:
-                lost[name] = ended_how(code)
+                lost[name] = process.ended() or ended_how(code)
                 if code > 0 and code != LOST:
                     self._fail(name, code)
                     return

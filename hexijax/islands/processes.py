@@ -72,6 +72,10 @@ class Started:
         """Its exit code, -N after signal N; None: it runs."""
         return self._process.poll()
 
+    def ended(self) -> str:
+        """How, where more is known than its exit code says; else empty."""
+        return ""
+
     def signal(self, number: int) -> None:
         """Sends a signal to it and all it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
