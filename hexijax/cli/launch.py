@@ -141,7 +141,7 @@ def _local(
     cards = visible_cards(cluster, meeting.known) if not arguments.emulate else {}
 
     def tell(name: str, line: str) -> None:
-        if name == meeting.islands[0]:  # which writes what the run leaves
+        if name in meeting.islands[:1]:  # which writes what the run leaves
             _say(line)
 
     def start(name: str) -> Started:
@@ -167,7 +167,7 @@ def _by_ssh(
     hosts = {name: _host(cluster, name) for name in meeting.known}
 
     def tell(name: str, line: str) -> None:
-        if name == meeting.islands[0]:
+        if name in meeting.islands[:1]:
             _say(line)
 
     def start(name: str) -> Started:
@@ -212,6 +212,7 @@ def _by_ray(
             asks=on_ray.needs(name, kinds, on_ray.resources()),
             environ=_environ(meeting),
             log=folder / f"{name}.log",
+            shown=name in meeting.islands[:1],
         )
 
     return start

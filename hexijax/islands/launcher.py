@@ -172,6 +172,10 @@ class Launcher:
     def _over(self) -> bool:
         if self._ending_s is not None and time.monotonic() > self._ending_s:
             return True
+        if not self._meeting.islands:
+            running = any(p.poll() is None for p in self._processes.values())
+            self._code = self._code if running else LOST
+            return not running
         if not set(self._meeting.islands) <= set(self._left):
             return False
         part = (self._processes.get(name) for name in self._meeting.islands)
@@ -182,7 +186,10 @@ class Launcher:
         match heard.what:
             case "connected" if name not in self._meeting.islands and self._replan:
                 self._waiting.add(name)
-                self._change()
+                if self._meeting.islands:
+                    self._change()
+                else:
+                    self._anew(self._waiting)
             case "joined":
                 self._failures.pop(name, None)
                 if not self._meeting.missing():
@@ -190,7 +197,7 @@ class Launcher:
             case "halted" if self._halted is not None:
                 self._halted.add(name)
                 if self._halted >= set(self._meeting.islands):
-                    self._anew((*self._meeting.islands, *self._waiting))
+                    self._anew({*self._meeting.islands, *self._waiting})
             case "left":
                 self._left[name] = heard.said
                 if code := int(heard.said.get("code", 0)):
@@ -229,14 +236,14 @@ class Launcher:
         self._lost.append((name, why))
         self._say(f"island {name} is lost: {why}")
         if took_part:
-            left = tuple(x for x in self._meeting.islands if x != name)
-            if self._replan is None or not left or self._asked:
+            left = {x for x in self._meeting.islands if x != name}
+            if self._replan is None or self._asked:
                 if process and (lines := process.last_lines()):
                     self._say(f"the last lines of island {name}:\n{lines}")
                 self._left[name] = {"code": LOST}
                 self._wind_down(LOST)
                 return
-            self._anew(left)
+            self._anew(left | self._waiting)
         if self._restart and self._code is None:
             self._failures[name] = self._failures.get(name, 0) + 1
             if self._failures[name] > RESTARTS:
@@ -247,10 +254,13 @@ class Launcher:
                 return
             self._begin(name)
 
-    def _anew(self, islands: tuple[str, ...]) -> None:
+    def _anew(self, islands: set[str]) -> None:
         """A new generation, of those of ``islands`` and the idle that are needed."""
         self._halted = None
-        order = self._in_order({*islands, *self._idle})
+        order = self._in_order(islands | self._idle)
+        if not order:
+            self._meeting.suspend()  # the first that is back goes on alone
+            return
         found = self._asked_for(order)
         if found is None:
             self._say(f"no plan fits {', '.join(order)} alone; the job ends")

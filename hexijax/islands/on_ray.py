@@ -88,6 +88,7 @@ class RayIsland:
         asks: Mapping[str, Any],
         environ: Mapping[str, str],
         log: Path,
+        shown: bool,
     ):
         """
         Args:
@@ -96,13 +97,14 @@ class RayIsland:
           asks: what ``needs`` says.
           environ: beside that of the node.
           log: on the node, takes its lines.
+          shown: Ray shows its lines here, too.
         """
         self._ray, self._log, self._ended = _ray(), log, ""
         self._code: int | None = None
         actor = self._ray.remote(max_restarts=0, max_task_retries=0, **asks)(Holder)
         self._actor = actor.remote()
         self._running = self._actor.run.remote(
-            name, list(words), dict(environ), str(log), os.getcwd()
+            name, list(words), dict(environ), str(log), os.getcwd(), shown
         )
 
     def poll(self) -> int | None:
@@ -155,13 +157,19 @@ class Holder:
         environ: dict[str, str],
         log: str,
         folder: str,
+        shown: bool,
     ) -> int:
         """Runs an island's process to its end; its exit code."""
         from hexijax.islands.processes import Started
 
         if os.path.isdir(folder):
             os.chdir(folder)
-        started = Started(name, words, log=Path(log), environ=environ)
+
+        def tell(island: str, line: str) -> None:
+            if shown:
+                print(line, flush=True)
+
+        started = Started(name, words, log=Path(log), environ=environ, tell=tell)
         while not started.wait(0.2):
             pass
         code = started.poll()

@@ -176,6 +176,11 @@ class Rendezvous:
             message = {"say": "lost", "island": island, "why": why}
             self._tell(message | {"generation": self.generation})
 
+    def suspend(self) -> None:
+        """Nobody is left: who comes waits for the next generation."""
+        with self._lock:
+            self.islands = ()
+
     def anew(self, islands: Iterable[str], brief: Message) -> int:
         """Begins another generation, of these islands; its number."""
         with self._lock:

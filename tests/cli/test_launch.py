@@ -1,11 +1,14 @@
 """`hexijax launch`: the same plan over islands, with the numbers of one process."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,7 +56,9 @@ def command(tmp_path: Path, *arguments: str, what: str = "launch") -> list[str]:
 
 
 def run(
-    words: list[str], meanwhile: Callable[[subprocess.Popen[str], str], None]
+    words: list[str],
+    meanwhile: Callable[[subprocess.Popen[str], str], None],
+    seconds: float = 240.0,
 ) -> tuple[int, str]:
     """Runs a command; ``meanwhile`` sees each of its lines. Nobody is left behind."""
     process = subprocess.Popen(
@@ -65,7 +70,7 @@ def run(
     )
     shown: list[str] = []
     children: dict[str, int] = {}
-    timer = threading.Timer(240.0, process.kill)
+    timer = threading.Timer(seconds, process.kill)
     timer.start()
     assert process.stdout is not None
     with process:
@@ -144,7 +149,7 @@ def test_an_island_wants_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys):
 
 
 @pytest.mark.laws
-def test_one_island_killed_ends_a_job_by_name_and_another_outlives_it(tmp_path: Path):
+def test_an_island_killed_ends_the_job_by_name(tmp_path: Path):
     def kill(process: subprocess.Popen[str], line: str) -> None:
         if line.startswith("step 1/"):
             os.kill(islands(process.pid)["b"], signal.SIGKILL)
@@ -153,3 +158,36 @@ def test_one_island_killed_ends_a_job_by_name_and_another_outlives_it(tmp_path: 
     code, shown = run(command(tmp_path, *endless), kill)
     assert code == 3, shown
     assert "island b is lost: " in shown
+
+
+@pytest.mark.laws
+def test_twenty_kills_at_any_moment_leave_the_curve_as_it_is(tmp_path: Path):
+    """While they train, save, recover or join; the launcher brings each back."""
+    at, killed = random.Random(1), []
+
+    def kill_now(launcher: int) -> None:
+        time.sleep(at.uniform(0.0, 1.5))
+        there = islands(launcher)
+        # Three losses in a row before it joins keep an island away, so not the same.
+        names = [name for name in sorted(there) if killed[-1:] != [name]]
+        if names and len(killed) < 20:
+            name = at.choice(names)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(there[name], signal.SIGKILL)
+                killed.append(name)
+
+    def kill(process: subprocess.Popen[str], line: str) -> None:
+        moments = ("step ", "generation ", "training:", "compiling:", "going on")
+        if line.startswith(moments) and "tokens/s, MFU" not in line:
+            threading.Thread(target=kill_now, args=(process.pid,), daemon=True).start()
+
+    steps = ("--set", "steps=60")
+    elastic = ("--local", "--elastic", "--save-every", "1", "--silence", "30")
+    code, shown = run(command(tmp_path, *elastic, *steps), kill, seconds=1500.0)
+    assert code == 0, shown
+    print(shown, killed)
+    assert main(command(tmp_path, "--no-save", *steps, what="run")[3:]) == 0
+    found, whole = (losses(tmp_path / f"tiny-00{i}") for i in (1, 2))
+    assert found == pytest.approx(whole, rel=1e-5)
+    assert len(found) == 60
+    assert len(killed) == 20
