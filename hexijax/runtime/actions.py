@@ -504,7 +504,7 @@ class Actions:
             if path:
                 gathered = group.gather(slices, path)
                 return tuple(gathered[place] for place in targets)
-            return tuple(group.send_params(place, slices) for place in targets)
+            return tuple(group.send_params(list(targets), slices))
 
         def action(slots: Slots) -> None:
             given = [slots[slot] for _, slot, _ in states]

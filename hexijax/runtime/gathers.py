@@ -8,7 +8,7 @@ device each, all of one kind, a part of them may go to all by one collective.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -112,25 +112,47 @@ class Gathers(Collectives):
             return slices
         return tuple(jax.device_put(list(slices), list(self._slices(home))))
 
-    def send_params(self, place: Place, slices: Mapping[Place, Sent]) -> Any:
-        """Every leaf's pieces on their way to a place."""
-        if self.homes == (place,):
-            return slices[place]
+    def send_params(
+        self, places: Sequence[Place], slices: Mapping[Place, Sent]
+    ) -> list[Any]:
+        """For each place every leaf's pieces, on their way there.
+
+        All in one move: what several places of another island want goes there once.
+        """
+        if len(places) == 1 and self.homes == tuple(places):
+            return [slices[places[0]]]
+        given = [x for home in self.homes for x in slices[home]]
+        wanted = [self._wanted(place, given) for place in places]
+        targets = [target for each in wanted for target in each]
+        came = self.layout.move(given * len(places), targets)
+        size = len(given)
+        parts = [came[i * size : (i + 1) * size] for i in range(len(places))]
+        return [
+            slices[place] if self.homes == (place,) else self._arranged(part, slices)
+            for place, part in zip(places, parts, strict=True)
+        ]
+
+    def _wanted(self, place: Place, given: Sequence[Any]) -> Sequence[NamedSharding]:
+        """Where all that is sent to a place is to lie."""
+        if self.homes == (place,):  # it stays as it is
+            return [x.sharding for x in given]
         if any(map(self._packs, self.homes)):
-            sent = [x for home in self.homes for x in slices[home]]
-            here = self._at(place)
-            came = iter(self.layout.move(sent, [here] * len(sent)))
-            return [tuple(next(came) for _ in slices[home]) for home in self.homes]
-        flat: list[jax.Array] = []
-        targets: list[NamedSharding] = []
-        order: list[tuple[str, Box]] = []
-        for home in self.homes:
-            flat += slices[home]
-            targets += (
+            return [self._at(place)] * len(given)
+        return [
+            target
+            for home in self.homes
+            for target in (
                 self._pieces(place, home) if home != place else self._slices(home)
             )
-            order += [(leaf.id, box) for leaf, box in self.held[home]]
-        moved = dict(zip(order, self.layout.move(flat, targets), strict=True))
+        ]
+
+    def _arranged(self, came: Sequence[Any], slices: Mapping[Place, Sent]) -> Any:
+        """What has been sent to a place, as ``join`` takes it."""
+        if any(map(self._packs, self.homes)):
+            rest = iter(came)
+            return [tuple(next(rest) for _ in slices[home]) for home in self.homes]
+        order = [(x.id, box) for home in self.homes for x, box in self.held[home]]
+        moved = dict(zip(order, came, strict=True))
         return tuple(
             [moved[key] for key in sorted(moved) if key[0] == leaf.id]
             for leaf in self.group.leaves

@@ -84,6 +84,10 @@ class Layout:
         """Whether this process drives a place; else its devices are ghosts."""
         return self.carrier.here(self.devices[self.shape(place)[0][0]])
 
+    def island(self, place: Place) -> str:
+        """Whose process drives a place."""
+        return self.carrier.island(self.devices[self.shape(place)[0][0]])
+
     @functools.cached_property
     def readers(self) -> list[NamedSharding]:
         """A place on each island to read a step's numbers from."""

@@ -54,6 +54,7 @@ def move(
     """
     pieces: list[Piece] = []
     recipes: list[Recipe | None] = []
+    first: dict[int, int] = {}  # what is given twice is one thing
     for n, (array, target) in enumerate(zip(arrays, targets, strict=True)):
         if array.sharding.is_equivalent_to(target, len(array.shape)) and (
             array.sharding.device_set == target.device_set
@@ -61,7 +62,7 @@ def move(
             recipes.append(None)
             continue
         recipe = _recipe(array.sharding, target, array.shape)
-        pieces += _pieces(n, array, recipe)
+        pieces += _pieces(first.setdefault(id(array), n), array, recipe)
         recipes.append(recipe)
     copies = iter(carrier.carry(pieces) if pieces else ())
     moved: list[Any] = []
@@ -94,7 +95,7 @@ def joined(
 
 
 def _pieces(n: int, array: Any, recipe: "Recipe") -> list[Piece]:
-    """What the recipe of array ``n`` of a call asks for."""
+    """What the recipe of an array, the ``n``th of a call, asks for."""
     here = isinstance(array, jax.Array)
     data = {s.device: s.data for s in array.addressable_shards} if here else {}
 

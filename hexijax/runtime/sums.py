@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from hexijax.layers.chain import Leaf
-from hexijax.plan.plan import Place
+from hexijax.plan.plan import Place, Reductions
 from hexijax.program.boxes import Box
 from hexijax.runtime.collectives import Collectives, Packed, padded
 from hexijax.runtime.group_shapes import Arrays, Sent, cut
@@ -43,25 +43,80 @@ class Sums(Collectives):
         """
         if self._alone:
             return dict(grads)
-        if self._packed:
-            return self._send_packs(grads)
-        parts: dict[Place, list[Sent]] = {home: [] for home in self.homes}
+        cut: dict[Place, dict[Place, Sent]] = {}
         for member in self.members:
-            boxes = self._partial(member)(grads[member])
-            flat = [x for home in self.homes for x in boxes[home]]
-            targets = [s for home in self.homes for s in self._pieces(home, home)]
-            moved = iter(self.layout.move(flat, targets))
-            for home in self.homes:
-                parts[home].append(tuple(next(moved) for _ in self.held[home]))
-        return dict(parts)
+            if self._packed:
+                packs = self._pack_grads(member)(grads[member])
+                cut[member] = {h: (x,) for h, x in zip(self.homes, packs, strict=True)}
+            else:
+                cut[member] = self._partial(member)(grads[member])
+        sent = {
+            home: [
+                self._inside(home, which, [cut[m][home] for m in which])
+                for which in self._together(home)
+            ]
+            for home in self.homes
+        }
+        flat = [x for parts in sent.values() for part in parts for x in part]
+        targets = [
+            where
+            for home, parts in sent.items()
+            for _ in parts
+            for where in self._ends(home, home)
+        ]
+        moved = iter(self.layout.move(flat, targets))
+        came = {
+            home: [tuple(next(moved) for _ in part) for part in parts]
+            for home, parts in sent.items()
+        }
+        if not self._packed:
+            return dict(came)
+        return {home: [x for (x,) in parts] for home, parts in came.items()}
 
-    def _send_packs(self, grads: Mapping[Place, Any]) -> dict[Place, Any]:
-        """The same where each member's boxes for a home are one array."""
-        sent = [x for m in self.members for x in self._pack_grads(m)(grads[m])]
-        there = [self._at(home) for home in self.homes]
-        came = self.layout.move(sent, there * len(self.members))
-        count = len(self.homes)
-        return {home: came[i::count] for i, home in enumerate(self.homes)}
+    @memo
+    def _together(self, home: Place) -> tuple[tuple[Place, ...], ...]:
+        """Members whose gradients are added before they set out: where reductions need
+        not keep to the Program's order, those of an island that is not the home's."""
+        if self.layout.plan.reductions is not Reductions.FAST:
+            return tuple((member,) for member in self.members)
+        found: dict[Any, list[Place]] = {}
+        for member in self.members:
+            island = self.layout.island(member)
+            at_home = island == self.layout.island(home)
+            found.setdefault(member if at_home else (island,), []).append(member)
+        return tuple(map(tuple, found.values()))
+
+    def _inside(self, home: Place, which: Sequence[Place], parts: list[Sent]) -> Sent:
+        """What members of one island have for a home, added up at the first of them."""
+        if len(which) == 1:
+            return parts[0]
+        leader = which[0]
+        ends = self._ends(leader, home)
+        came = self.layout.move([x for part in parts for x in part], ends * len(which))
+        size = len(ends)
+        turns = [tuple(came[i : i + size]) for i in range(0, len(came), size)]
+        return self._add_inside(leader, home, len(which))(turns)
+
+    @memo
+    def _add_inside(self, leader: Place, home: Place, count: int) -> Callable[..., Any]:
+        def f(parts: list[Arrays]) -> Arrays:
+            return tuple(
+                functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)
+            )
+
+        ends, shapes = self._ends(leader, home), self._shapes(home)
+        if self._packed:
+            shapes = ((size_of(shapes),),)
+        one = tuple(
+            struct(x, "float32", where) for x, where in zip(shapes, ends, strict=True)
+        )
+        return self.programs.get(f, ([one] * count,), out_shardings=tuple(ends))
+
+    def _ends(self, place: Place, home: Place) -> list[NamedSharding]:
+        """Where a home's gradient lies on its way, at a place."""
+        if self._packed:
+            return [self._at(place)]
+        return list(self._pieces(place, home))
 
     @memo
     def _pack_grads(self, member: Place) -> Callable[..., Any]:
@@ -77,7 +132,7 @@ class Sums(Collectives):
         return self.programs.get(f, (self._grads(member),), out_shardings=out)
 
     @memo
-    def _add_packs(self, home: Place) -> Callable[..., Any]:
+    def _add_packs(self, home: Place, count: int) -> Callable[..., Any]:
         shapes = self._shapes(home)
 
         def f(parts: list[jax.Array]) -> tuple[Arrays, jax.Array]:
@@ -86,7 +141,7 @@ class Sums(Collectives):
 
         here = self.layout.replicated(home)
         flat = struct((size_of(shapes),), "float32", here)
-        args = ([flat] * len(self.members),)
+        args = ([flat] * count,)
         return self.programs.get(f, args, out_shardings=(self._slices(home), here))
 
     def reduce(self, grads: Mapping[Place, Any], path: int) -> dict[Place, Packed]:
@@ -165,9 +220,10 @@ class Sums(Collectives):
         pieces = self.layout.carrier.settle(pieces)
         if isinstance(pieces, Packed):
             return self._sum_of_rows(home, pieces.path)(pieces.rows, pieces.rests)
-        if self._packed:
-            return self._add_packs(home)(pieces)
-        return (self._lanes_alone if self._alone else self._add)(home)(pieces)
+        if self._alone:
+            return self._lanes_alone(home)(pieces)
+        add = self._add_packs if self._packed else self._add
+        return add(home, len(pieces))(pieces)
 
     @memo
     def _lanes_alone(self, home: Place) -> Callable[..., Any]:
@@ -254,7 +310,7 @@ class Sums(Collectives):
         )(grad)
 
     @memo
-    def _add(self, home: Place) -> Callable[..., Any]:
+    def _add(self, home: Place, count: int) -> Callable[..., Any]:
         def f(parts: list[Arrays]) -> tuple[Arrays, jax.Array]:
             summed = tuple(
                 functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)
@@ -268,7 +324,7 @@ class Sums(Collectives):
             )
         )
         out = (self._slices(home), self.layout.replicated(home))
-        args = ([structs] * len(self.members),)
+        args = ([structs] * count,)
         return self.programs.get(f, args, out_shardings=out)
 
 

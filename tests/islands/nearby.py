@@ -29,12 +29,14 @@ class NearChannel:
 
     def __init__(self, post: Post, seconds: float = 60.0):
         self.post, self.seconds = post, seconds
+        self.offered_bytes = 0
 
     def offer(self, peer: str, number: int, arrays: Sequence[jax.Array]) -> None:
         with self.post.came:
             assert number not in self.post.numbers, "a number was used twice"
             self.post.numbers.add(number)
             self.post.left[number] = list(arrays)
+            self.offered_bytes += sum(x.nbytes for x in arrays)
             self.post.came.notify_all()
 
     def pull(

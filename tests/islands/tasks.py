@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -127,18 +128,19 @@ def sized(world: World, channel: TransferChannel, *, num_bytes: int) -> dict[str
 
 
 def train(
-    world: World, channel: TransferChannel, *, islands: int, seed: int
+    world: World, channel: TransferChannel, *, islands: int, seed: int, whole: bool
 ) -> dict[str, Any]:
-    """A few steps of a random plan."""
+    """A step of a random plan; ``whole``: two, and an evaluation."""
     made = cases.cluster(islands)
     devices = assign(made, island=world.name)
     homes = {d: made.device(name).island for name, d in devices.items()}
     carrier = IslandCarrier(world, channel, homes, channel.next_engine())
     engine = cases.make(islands, seed, devices, carrier)
-    found = cases.outcome(engine, seed)
+    found = cases.outcome(engine, seed, whole=whole)
     for buffer in engine.live_buffers():
         for x in jax.tree.leaves(engine._executor.get(buffer)):
             assert all(map(carrier.here, x.sharding.device_set)), (world.name, buffer)
     found["came"] = sum(t.num_bytes for t in channel.traffic.values())
+    found["versions"] = [jax.__version__, sys.version]
     found["waited_s"] = sum(t.waited_s for t in channel.traffic.values())
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from hexijax.cluster import Cluster
 from hexijax.layers.names import flatten
+from hexijax.plan.plan import Plan, Reductions, Replica, Stage
 from hexijax.runtime import engine as engine_module
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
@@ -23,7 +24,7 @@ from tests.laws.cases import (
     draw,
     experiment,
 )
-from tests.laws.law_models import tokens
+from tests.laws.law_models import Shape, tokens
 
 
 @functools.cache
@@ -75,3 +76,42 @@ def test_islands_of_one_process_give_the_bits_of_one_process(monkeypatch: Any):
 @pytest.mark.parametrize("seed", range(1, 30))
 def test_and_so_do_they_under_any_plan(seed: int, monkeypatch: Any):
     check(seed, monkeypatch)
+
+
+@pytest.mark.laws
+def test_what_an_island_has_to_say_crosses_once(monkeypatch: Any):
+    """Gradients of an island's replicas are added before they leave, where reductions
+    are fast, and new parameters are spread inside."""
+    monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
+    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    shape = Shape(tied=False)
+    layers = len(chain(shape).layers)
+    replicas = tuple(
+        Replica(
+            stages=(Stage(devices=(name,), layers=(0, layers)),),
+            microbatches=1,
+            microbatch_size=3,
+            samples=3,
+        )
+        for name in ("fast/0", "fast/1", "slow/0", "slow/1")
+    )
+    plan = Plan(replicas=replicas, batch_size=BATCH_SIZE)
+    found, offered = {}, {}
+    for reductions in Reductions:
+        case = Case(0, shape, False, dataclasses.replace(plan, reductions=reductions))
+        joined = carriers(apart(), assign(cluster()))
+        engines = [engine(case, carrier) for carrier in joined.values()]
+        first, second = all_at_once([lambda e=e: outcome(e, 0) for e in engines])
+        assert first[:3] == second[:3]
+        found[reductions] = first
+        channels: list[Any] = [carrier.channel for carrier in joined.values()]
+        offered[reductions] = sum(c.offered_bytes for c in channels)
+    exact, fast = found[Reductions.EXACT], found[Reductions.FAST]
+    for mine, theirs in zip(fast[:3], exact[:3], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    for leaf, want in exact[4].items():
+        np.testing.assert_allclose(fast[4][leaf], want, rtol=1e-4, atol=1e-6)
+    # In two steps two islands each leave out one replica's float32 gradients, halved.
+    params = sum(x.size for x in exact[3].values())
+    saved = offered[Reductions.EXACT] - offered[Reductions.FAST]
+    assert saved == 2 * 4 * params

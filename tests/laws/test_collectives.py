@@ -101,7 +101,7 @@ def gather(runtime: GroupRuntime, seed: int) -> None:
     }
     slices = {h: runtime.slices(h, {"master": x}) for h, x in masters.items()}
     by_pieces = {
-        m: runtime.join(m, runtime.send_params(m, slices)) for m in runtime.members
+        m: runtime.join(m, runtime.send_params([m], slices)[0]) for m in runtime.members
     }
     for path in paths(runtime, random.Random(seed)):
         sent = runtime.gather(slices, path)

@@ -107,7 +107,9 @@ def step(runtime: GroupRuntime) -> dict[str, Any]:
     return {
         "norms": norms,
         **{
-            f"{name} {place}": runtime.join(place, runtime.send_params(place, slices))
+            f"{name} {place}": runtime.join(
+                place, runtime.send_params([place], slices)[0]
+            )
             for name, slices in (("before", before), ("after", after))
             for place in runtime.members
         },

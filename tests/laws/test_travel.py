@@ -219,7 +219,7 @@ def test_each_byte_crosses_once_for_each_mesh(
             cut = want[tuple(slice(*rows) for rows in box)]
             np.testing.assert_array_equal(got, cut)
 
-    moved = [runtime.send_params(member, params) for member in runtime.members]
+    moved = runtime.send_params(runtime.members, params)
     gathered = [
         runtime.join(member, each)
         for member, each in zip(runtime.members, moved, strict=True)
