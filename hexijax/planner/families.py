@@ -12,7 +12,7 @@ replica has a share of every class, in one order, and sums stay in the node.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hexijax.planner.forms import Form, Forms, Slot, form_size, scales
 from hexijax.planner.mesh import Layout
@@ -26,12 +26,9 @@ KEPT = 2
 MOST_TOGETHER = 48
 """Of the layouts of several classes."""
 
-PATIENCE = 2
-"""Numbers of replicas without gain before more are given up."""
-
-NEAR, FAR = 1.1, 1.3
-"""Stages of a width that are this much slower than those of another are not tried in
-other orders of the kinds; nor in more replicas."""
+PATIENCE, EQUAL = 2, 1 + 1e-6
+"""Numbers of replicas that are worse before more are given up; bounds are often equal,
+and what is not scored has no more than a bound."""
 
 MOST_UNLIKE, FEW = 2, 64
 """Kinds whose stages may be of unlike width, and devices up to which they are tried."""
@@ -124,51 +121,29 @@ def _spread(
         ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
     counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
     best, worse = math.inf, 0
-    costs: dict[int, float] = {}
     for replicas in scales(min(counts)):
         shares = _shares(forms, kinds, replicas)
-        far = _beyond(costs, FAR)
-        costs = {}
-        for order in orders:
-            beyond = far | _beyond(costs, NEAR)
-            for way, widths in enumerate(ways):
-                if way in beyond:
-                    continue
-                layout = _layout(forms, order, widths, shares, most_layers)
-                if layout:
-                    yield layout
-                    costs[way] = min(costs.get(way, math.inf), cost(layout))
-        here = min(costs.values(), default=math.inf)
-        worse = worse + 1 if here >= best < math.inf else 0
+        here = math.inf
+        for order, widths in itertools.product(orders, ways):
+            made: Counts = {}
+            for share in shares:
+                form = tuple(
+                    slot
+                    for ats in order
+                    for at in ats
+                    for slot in _run(forms, at, share.get(at, 0), widths[ats])
+                )
+                made[form] = made.get(form, 0) + 1
+            layout = None
+            if max(map(len, made)) <= most_layers:
+                layout = forms.place(made)
+            if layout:
+                yield layout
+                here = min(here, cost(layout))
+        worse = worse + 1 if here > best * EQUAL else 0
         best = min(best, here)
         if worse >= PATIENCE:
             return
-
-
-def _beyond(costs: Mapping[int, float], times: float) -> set[int]:
-    """What costs so many times the least, but for what is impossible."""
-    most = min(costs.values(), default=math.inf) * times
-    return {way for way, cost in costs.items() if most < cost < math.inf}
-
-
-def _layout(
-    forms: Forms,
-    order: Sequence[tuple[int, ...]],
-    widths: Mapping[tuple[int, ...], int | None],
-    shares: Sequence[Mapping[int, int]],
-    most_layers: int,
-) -> Layout | None:
-    """Each replica's share of every kind, in an order; None: stages or nodes lack."""
-    made: Counts = {}
-    for share in shares:
-        form = tuple(
-            slot
-            for ats in order
-            for at in ats
-            for slot in _run(forms, at, share.get(at, 0), widths[ats])
-        )
-        made[form] = made.get(form, 0) + 1
-    return forms.place(made) if max(map(len, made)) <= most_layers else None
 
 
 def _run(forms: Forms, at: int, share: int, degree: int | None) -> Form:
