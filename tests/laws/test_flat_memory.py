@@ -120,13 +120,8 @@ PIPELINES = {
 """Few microbatches, and the devices of the stages."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "two stages",
-        *(pytest.param(x, marks=pytest.mark.laws) for x in [*PIPELINES][1:]),
-    ],
-)
+@pytest.mark.laws
+@pytest.mark.parametrize("name", PIPELINES)
 def test_so_do_32_that_go_from_stage_to_stage(
     name: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -63,10 +63,10 @@ def smaller(cluster: Cluster, layers: int, least: int) -> Cluster:
 @pytest.mark.parametrize(
     ("cluster", "layers", "least", "batch_size"),
     [
-        pytest.param(CEPHALO, 28, 6, 16, id="cephalo 28"),
-        pytest.param(CEPHALO, 32, 6, 16, id="cephalo 32"),
+        pytest.param(CEPHALO, 28, 6, 16, id="cephalo 28", marks=pytest.mark.laws),
+        pytest.param(CEPHALO, 32, 6, 16, id="cephalo 32", marks=pytest.mark.laws),
         pytest.param(A100_V100, 64, 12, 64, id="a100_v100 64"),
-        pytest.param(A100_V100, 96, 6, 16, id="a100_v100 96"),
+        pytest.param(A100_V100, 96, 6, 16, id="a100_v100 96", marks=pytest.mark.laws),
     ],
 )
 def test_no_plan_of_another_system_is_faster_than_ours(
