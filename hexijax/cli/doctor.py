@@ -254,6 +254,10 @@ def _software_rows() -> Iterator[tuple[str, str]]:
     yield "hexijax", hexijax.__version__
     for package in _PACKAGES:
         yield package, _version(package) or "missing"
+    ssh = "ssh is there" if shutil.which("ssh") else "no ssh (launch --ssh needs it)"
+    ray = _version("ray")
+    with_ray = f"ray {ray}" if ray else "no ray (launch --ray needs it)"
+    yield "launch", f"{ssh}, {with_ray}"
 
 
 def _host() -> str:

@@ -17,13 +17,13 @@ from hexijax.cli.loading import find_experiment, load_experiment, project_root
 from hexijax.cli.session import Session
 from hexijax.cli.settings import parse_settings
 from hexijax.cli.surroundings import AUTO, RENDEZVOUS, place
+from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.islands.member import LOST, LauncherGone, Member
 from hexijax.islands.processes import end_with_launcher
 from hexijax.islands.wire import TOKEN, joined
 from hexijax.islands.world import IslandLost
 from hexijax.job import platform
-from hexijax.plan import serial
 from hexijax.report import RunFolder
 
 FIND_S = 60.0
@@ -73,8 +73,7 @@ def _train(
     welcome = member.welcome(-1, float("inf"))
     flags = cli_flags.from_json(welcome.brief["flags"])
     flags.json, flags.experiment = None, arguments.experiment
-    text = str(welcome.brief["plan"])
-    cluster = serial.loads(text.encode(), "the launcher's plan").cluster
+    cluster = Cluster.from_json(welcome.brief["whole"])
     source = read_source(find_experiment(arguments.experiment))
     values = parse_settings(flags.set, source)
     platform.prepare(cluster, cpu=flags.cpu, emulate=flags.emulate, island=member.name)

@@ -42,12 +42,13 @@ def launch(arguments: argparse.Namespace) -> int:
         brief = prepare(shared, arguments.local or 0)
     except Unprepared as error:
         return error.code
+    saved = serial.loads(str(brief["plan"]).encode(), "the plan")
     brief |= {
         "elastic": arguments.elastic is not None,
         "wait_s": arguments.wait,
         "pull_s": arguments.pull,
+        "whole": saved.cluster.to_json(),  # plans of later generations may use less
     }
-    saved = serial.loads(str(brief["plan"]).encode(), "the plan")
     islands = used(saved.plan, saved.cluster)
     everyone = tuple(saved.cluster.islands)
     if len(everyone) < 2:

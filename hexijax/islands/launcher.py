@@ -31,7 +31,7 @@ JOIN_S = 300.0
 GRACE_S = 10.0
 """For islands to end by themselves once the job cannot go on."""
 
-RESTARTS = 3
+RESTARTS = 5
 """How often in a row an island may be lost before it joined; then it stays away."""
 
 

@@ -40,6 +40,8 @@ def main(name: str, address: str, way: str) -> int:
             start = member.gather("start", done, 30.0)
             done = min(start.values())  # as a checkpoint would have it
             print(f"generation {after} from {done}", flush=True)
+            if way == "cut":
+                member._line.close()  # as a network that is cut
             done = steps(member, done, total(welcome))
             if done == total(welcome) or not member.change:
                 break

@@ -115,6 +115,14 @@ def test_a_stopped_island_is_fenced_and_named_within_the_set_time(tmp_path: Path
     assert time.monotonic() - when[0] < 8.0
 
 
+def test_an_island_that_is_cut_off_is_named_and_ends(tmp_path: Path):
+    job = Job(tmp_path, steps=ENDLESS, b="cut")
+    outcome = job.run()
+    assert outcome.code == 3
+    ((name, why),) = outcome.lost
+    assert (name, why[:10]) == ("b", "it hung up")
+
+
 def test_a_fault_of_an_island_ends_all_with_its_code_and_its_words(tmp_path: Path):
     job = Job(tmp_path, steps=ENDLESS, b="fault")
     assert job.run().code == 70
