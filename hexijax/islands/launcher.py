@@ -158,7 +158,8 @@ class Launcher:
             while not self._meeting.heard.empty():  # it may have left just now
                 self._hear(self._meeting.heard.get())
             if name not in self._left:
-                lost[name] = process.ended() or ended_how(code)
+                how = process.ended() or ended_how(code)
+                lost[name] = lost.get(name, how) if code == LOST else how
                 if code > 0 and code != LOST:
                     self._fail(name, code)
                     return

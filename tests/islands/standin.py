@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from hexijax.islands.member import LOST, Member, Welcome
+from hexijax.islands.member import LOST, LauncherGone, Member, Welcome
 from hexijax.islands.processes import end_with_launcher
 from hexijax.islands.wire import TOKEN, Refused
 from hexijax.islands.world import IslandLost
@@ -51,6 +51,8 @@ def main(name: str, address: str, way: str) -> int:
             if not welcome.brief.get("elastic"):
                 code = LOST
                 break
+        except LauncherGone:
+            return LOST
         except Refused as error:
             member.leave(2, error=str(error))
             return 2

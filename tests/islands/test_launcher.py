@@ -120,7 +120,8 @@ def test_an_island_that_is_cut_off_is_named_and_ends(tmp_path: Path):
     outcome = job.run()
     assert outcome.code == 3
     ((name, why),) = outcome.lost
-    assert (name, why[:10]) == ("b", "it hung up")
+    assert name == "b"
+    assert why.startswith(("it hung up", "it ended with exit code 3"))
 
 
 def test_a_fault_of_an_island_ends_all_with_its_code_and_its_words(tmp_path: Path):
