@@ -318,7 +318,7 @@ class Launcher:
     def _obey(self) -> None:
         self._obeyed = self._asked
         if self._asked == 1 and not self._meeting.missing():
-            self._say("Stopping after this step; Ctrl-C again stops at once.")
+            self._say("Stopping in a few steps; Ctrl-C again stops at once.")
             self._meeting.stop()
             return
         self._code, self._ending_s = INTERRUPTED, time.monotonic()

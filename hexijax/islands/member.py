@@ -204,8 +204,16 @@ class Member:
           IslandLost: somebody has gone.
           UserError: it took too long.
         """
+        self.post(tag, value)
+        return self.collect(tag, seconds)
+
+    def post(self, tag: str, value: Any) -> None:
+        """The first half of ``gather``; does not wait."""
         message = {"do": "gather", "tag": tag, "value": value}
         self._send(message | {"generation": self._generation})
+
+    def collect(self, tag: str, seconds: float) -> dict[str, Any]:
+        """The second half."""
         found = self._wait(
             lambda: self._gathered.get(tag),
             what=f"all islands at {tag}",
@@ -214,6 +222,11 @@ class Member:
         with self._news:
             del self._gathered[tag]
         return found
+
+    def collected(self, tag: str) -> bool:
+        """Whether ``collect`` would wait no more."""
+        with self._news:
+            return tag in self._gathered
 
     def lost(self) -> str | None:
         """An island of this generation that is lost, or the launcher; None: none is

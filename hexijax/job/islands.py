@@ -36,6 +36,11 @@ AGREE_S = 600.0
 an evaluation behind. Who is lost meanwhile ends it sooner."""
 
 
+SLACK = 3
+"""Steps that an island goes on while the step to halt after is agreed on: another may
+be that far ahead, in a step that needs this one's part."""
+
+
 class Halt(threading.Event):
     """What ends a loop: asked for by one, agreed on by all."""
 
@@ -94,6 +99,7 @@ class Islanded:
         self.saver: Saver | None = None
         """Of the run, if it saves."""
         self._first: Any = None  # where the data began
+        self._posted: int | None = None  # steps done when it heard of a halt
         self._last: int | None = None  # the step agreed on to halt at
         self.machine: Machine
         self.plan: Plan
@@ -180,13 +186,14 @@ class Islanded:
 
     def _generation(self, make_loop: Callable[["Islanded"], Loop], start: int) -> bool:
         """Steps until the end (True), or until all have halted for a change."""
-        self._last, loop = None, make_loop(self)
+        self._posted = self._last = None
+        loop = make_loop(self)
         loop.stop = halt = Halt(self.member)
         loop.pause = lambda done: self._pause(done, halt)
         loop.run(start)
         self.done = loop.done
-        if self._last is None:
-            self._agree(loop.done)
+        if self._last is None:  # all take part once a generation
+            self._agree(loop.done, wait=True)
         if loop.paused:
             if self.saver is not None and loop.save is not None:
                 loop.save(loop.done)
@@ -199,12 +206,12 @@ class Islanded:
         return True
 
     def _pause(self, done: int, halt: Halt) -> bool:
-        """Before each step: whether to halt here for a change. To end, ``halt`` is set
-        one step before: a loop looks at it after a step."""
+        """Before each step: whether to halt here for a change. To end, ``halt`` is set:
+        a loop looks at it after the step that follows."""
         if not self.member.stopping.is_set():
             return False
         if self._last is None:
-            self._agree(done)
+            self._agree(done, wait=False)
         if done != self._last:
             return False
         if self.member.change:
@@ -212,9 +219,17 @@ class Islanded:
         halt.now()
         return False
 
-    def _agree(self, done: int) -> None:
-        """All take part once a generation, those at the end of the run too."""
-        self._last = max(self.member.gather("halt", done, AGREE_S).values())
+    def _agree(self, done: int, *, wait: bool) -> None:
+        """Tells where this island was when it heard of it, and goes on for ``SLACK``
+        steps, until it knows where all were: nobody is past the last of them then, and
+        who is ahead is not kept waiting by who stands still."""
+        if self._posted is None:
+            self._posted = done
+            self.member.post("halt", done)
+        wait = wait or done >= self._posted + SLACK
+        if wait or self.member.collected("halt"):
+            found = self.member.collect("halt", AGREE_S)
+            self._last = max(found.values()) + SLACK
 
     def _blame(self, error: IslandLost) -> None:
         """Tells the launcher of a loss it may not know of."""

@@ -67,15 +67,22 @@ def total(welcome: Welcome) -> int:
 
 def steps(member: Member, done: int, total: int) -> int:
     last: int | None = None
+    posted: int | None = None
     while done < total and done != last:
         if member.stopping.is_set() and last is None:
-            last = max(member.gather("halt", done, 30.0).values())
-            continue
+            if posted is None:
+                posted = done
+                member.post("halt", done)
+            if member.collected("halt") or done == posted + 3:
+                last = max(member.collect("halt", 30.0).values()) + 3
+                continue
         member.gather(f"step {done}", done, 30.0)
         done += 1
         time.sleep(0.02)
-    if last is None:  # another may ask just now
-        member.gather("halt", done, 30.0)
+    if posted is None:  # another may ask just now
+        member.post("halt", done)
+    if last is None:
+        member.collect("halt", 30.0)
     return done
 
 
