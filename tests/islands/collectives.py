@@ -13,6 +13,9 @@ from hexijax.runtime.communicator import Communicator
 
 OPERATIONS = ("send", "broadcast", "all_gather", "all_reduce", "reduce_scatter")
 TAILS = [(), (3,), (2, 5)]
+FORMS = 6
+"""Of arrays, however many rounds."""
+
 DTYPES = ["float32", "bfloat16", "int32"]
 
 
@@ -32,8 +35,10 @@ class Round:
         """``most``: rows that a member has, at most; ``exact``: so many or one less,
         of one number each."""
         self.operation, self.dtypes = operation, dtypes
-        tail, numbers = rng.choice(TAILS), np.random.default_rng(rng.getrandbits(32))
-        self.rows = [rng.choice([0, 1, rng.randint(0, most)]) for _ in range(members)]
+        numbers = np.random.default_rng(rng.getrandbits(32))
+        few = random.Random(rng.randrange(FORMS))  # each form is compiled for
+        tail = few.choice(TAILS)
+        self.rows = [few.choice([0, 1, few.randint(0, most)]) for _ in range(members)]
         if exact:
             tail, self.rows = (), [max(0, most - i % 2) for i in range(members)]
         whole = sum(self.rows)
