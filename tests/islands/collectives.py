@@ -110,10 +110,11 @@ def rounds(
     count: int,
     most: int = 6,
     mixed: bool = False,
+    dtype: str = "",
 ) -> None:
-    """So many over one group; ``mixed``: members differ in dtype."""
+    """So many over one group, of a ``dtype`` or any; ``mixed``: of several."""
     rng = random.Random(seed)
-    one = rng.choice(DTYPES)
+    one = dtype or rng.choice(DTYPES)
     dtypes = [rng.choice(["float32", "bfloat16"]) for _ in devices]
     given = dtypes if mixed else [one] * len(devices)
     group = Communicator(

@@ -100,7 +100,14 @@ def collectives(
     members = [devices[name] for name in chosen]
     resident: list[int] = []
     for part in range(5):
-        rounds(carrier, members, seed=seed + 3 * part, count=count // 5, most=most)
+        rounds(
+            carrier,
+            members,
+            seed=seed + part,
+            count=count // 5,
+            most=most,
+            dtype="float32",
+        )
         gc.collect()
         resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     return {"resident_bytes": resident}
