@@ -7,6 +7,7 @@ This process imports no JAX, so that nothing that happens to a device happens to
 """
 
 import argparse
+import collections
 import contextlib
 import json
 import os
@@ -139,7 +140,7 @@ def _local(
 ) -> Start:
     """Starts islands on this machine."""
     folder = Path(str(brief["folder"])) / LOGS
-    cards = visible_cards(cluster, meeting.known) if not arguments.emulate else {}
+    cards = visible_cards(cluster) if not arguments.emulate else {}
 
     def tell(name: str, line: str) -> None:
         if name in meeting.islands[:1]:  # which writes what the run leaves
@@ -256,20 +257,24 @@ def island_command(experiment: str, name: str, address: str) -> list[str]:
 
 
 def visible_cards(
-    cluster: Cluster, islands: Iterable[str]
+    cluster: Cluster, seen: Mapping[str, str] = os.environ
 ) -> Mapping[str, dict[str, str]]:
-    """Which of this machine's cards each island sees: theirs, one after another."""
+    """Which of this machine's cards each island sees: theirs, one after another, of
+    those that this process may see."""
     environ: dict[str, dict[str, str]] = {}
-    first = 0
-    for island in islands:
-        devices = [cluster.device(name) for name in cluster.islands[island]]
+    taken = collections.Counter[str]()
+    for island, names in cluster.islands.items():
+        devices = [cluster.device(name) for name in names]
         count = sum(device.profile.vendor != "cpu" for device in devices)
-        ids = ",".join(str(first + i) for i in range(count))
         vendors = {device.profile.vendor for device in devices} - {"cpu"}
         amd = "amd" in vendors
         variable = "HIP_VISIBLE_DEVICES" if amd else "CUDA_VISIBLE_DEVICES"
-        environ[island] = {variable: ids}
-        first += count
+        first = taken[variable]
+        last = first + count
+        cards = seen[variable].split(",") if seen.get(variable) else None
+        ids = cards[first:last] if cards else map(str, range(first, last))
+        environ[island] = {variable: ",".join(ids)}
+        taken[variable] = last
     return environ
 
 

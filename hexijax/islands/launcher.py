@@ -20,7 +20,7 @@ from hexijax.islands.processes import ended_how
 from hexijax.islands.rendezvous import Heard, Rendezvous
 from hexijax.islands.wire import Message
 
-LOST, INTERRUPTED = 3, 130
+DIVERGED, LOST, INTERRUPTED = 1, 3, 130
 
 LOOK_S = 0.05
 """Between two looks at everything."""
@@ -202,8 +202,8 @@ class Launcher:
             case "left":
                 self._left[name] = heard.said
                 if code := int(heard.said.get("code", 0)):
-                    if self._code is None and heard.said.get("error"):
-                        self._say(str(heard.said["error"]))
+                    if self._code is None:
+                        self._say_why(name, code, heard.said)
                     self._wind_down(code)
             case "blames":
                 blamed = str(heard.said.get("island"))
@@ -213,6 +213,16 @@ class Launcher:
                 self._asked = self._obeyed = max(1, self._asked)
             case _:
                 pass
+
+    def _say_why(self, name: str, code: int, said: Mapping[str, Any]) -> None:
+        """Why an island left, unless that is told already."""
+        if error := said.get("error"):
+            self._say(str(error))
+        elif code not in (DIVERGED, LOST, INTERRUPTED):
+            self._say(f"island {name} {ended_how(code).removeprefix('it ')}:")
+            if process := self._processes.get(name):
+                process.wait(2.0)  # its log is whole then
+                self._say(process.last_lines())
 
     # Deciding.
 
@@ -316,6 +326,8 @@ class Launcher:
             self._ending_s = time.monotonic() + self._grace_s
 
     def _obey(self) -> None:
+        if self._asked == 1 and self._halted is not None:
+            return  # once all have halted and saved: none is to wait for one that ends
         self._obeyed = self._asked
         if self._asked == 1 and not self._meeting.missing():
             self._say("Stopping in a few steps; Ctrl-C again stops at once.")

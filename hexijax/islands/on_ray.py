@@ -54,7 +54,8 @@ def needs(
       UserError: no node can have what it asks for.
     """
     if island in resources:
-        return {"num_cpus": 0, "resources": {island: SHARE}}
+        cards = {"num_gpus": len(kinds)} if kinds else {}  # of none asked for it sees
+        return {"num_cpus": 0, "resources": {island: SHARE}, **cards}  # none
     if not kinds:
         return {"num_cpus": 1}
     asked: dict[str, Any] = {"num_cpus": 0, "num_gpus": len(kinds)}

@@ -124,6 +124,13 @@ def end_with_launcher() -> None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):  # it went before we asked
+        print(
+            f"The launcher (process {parent}) is not what started this island (process "
+            f"{os.getppid()}): it has gone, or its Python is a script that does not "
+            "`exec`.",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(3)
 
 

@@ -211,10 +211,11 @@ class Rendezvous:
         while not self._closed:
             try:
                 connection, (host, *_) = self._server.accept()
-            except OSError:
-                return  # closed
-            late = struct.pack("ll", int(HELLO_S), 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, late)
+                late = struct.pack("ll", int(HELLO_S), 0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, late)
+            except OSError:  # closed; or no file is left, or whoever called has gone
+                time.sleep(0.0 if self._closed else 0.1)
+                continue
             threading.Thread(
                 target=self._serve, args=(connection, str(host)), daemon=True
             ).start()

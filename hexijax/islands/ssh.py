@@ -49,7 +49,7 @@ class Remote(Started):
           process: gives its number there, once it is known.
           tell: takes (name, line).
         """
-        self._host, self._there = host, process
+        self._host, self._there = _plain(host), process
         command = [*SSH, host, script(words, folder=folder, secret=TOKEN)]
         super().__init__(name, command, log=log, environ={}, secret=token, tell=tell)
 
@@ -65,8 +65,10 @@ class Remote(Started):
         super().kill()
 
     def signal(self, number: int) -> None:
-        """Here alone: ssh hands none on. Without its launcher an island ends."""
-        super().signal(signal.SIGKILL if number == signal.SIGKILL else number)
+        """SIGKILL, here alone: ssh hands none on, and while it lives ``kill`` knows
+        that the island does."""
+        if number == signal.SIGKILL:
+            super().signal(number)
 
 
 def script(words: Sequence[str], *, folder: str, secret: str = "") -> str:
@@ -87,7 +89,7 @@ def run(
     line = script(words, folder=folder, secret=TOKEN if secret else "")
     try:
         done = subprocess.run(
-            [*SSH, host, line],
+            [*SSH, _plain(host), line],
             input=f"{secret}\n" if secret else "",
             capture_output=True,
             text=True,
@@ -110,6 +112,20 @@ def run(
     return done.stdout
 
 
+def _plain(host: str) -> str:
+    """A host, and no flag of ssh, which may run a command here.
+
+    Raises:
+      UserError: it begins as a flag does.
+    """
+    if host.startswith("-"):
+        raise UserError(
+            f"{host!r} is no host: ssh would take it for a flag. Name hosts as in "
+            "`ssh HOST`."
+        )
+    return host
+
+
 def address_of(host: str) -> str:
     """The IP address behind what ssh calls a host.
 
@@ -118,7 +134,7 @@ def address_of(host: str) -> str:
     """
     try:
         asked = subprocess.run(
-            ["ssh", "-G", host], capture_output=True, text=True, timeout=10.0
+            ["ssh", "-G", _plain(host)], capture_output=True, text=True, timeout=10.0
         )
         lines = dict(x.split(" ", 1) for x in asked.stdout.splitlines() if " " in x)
         return socket.gethostbyname(lines.get("hostname", host.rpartition("@")[2]))

@@ -16,6 +16,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -141,23 +142,24 @@ def call(address: str, token: str, seconds: float) -> Line:
       Refused: who listens there has another token, or none.
     """
     host, port = split_address(address)
+    until = time.monotonic() + seconds
     connection = socket.create_connection((host, port), timeout=seconds)
     try:
         _plain(connection)
-        hello = _read_hello(connection)
+        hello = _read_hello(connection, until)
         if hello.get("hexijax") != PROTOCOL:
             raise Refused(
                 f"{address} speaks protocol {hello.get('hexijax')} and this island "
                 f"{PROTOCOL}. Give launcher and islands one version of hexijax."
             )
-        theirs, ours = str(hello.get("nonce")), secrets.token_hex(16)
+        theirs, ours = _word(hello, "nonce"), secrets.token_hex(16)
         proof = derived(token, "island", theirs, ours).hex()
         _write_hello(connection, {"hexijax": PROTOCOL, "nonce": ours, "proof": proof})
-        answer = _read_hello(connection)
+        answer = _read_hello(connection, until)
         if "error" in answer:
             raise Refused(f"{address}: {answer['error']}")
         expected = derived(token, "launcher", theirs, ours).hex()
-        if not hmac.compare_digest(expected, str(answer.get("proof"))):
+        if not hmac.compare_digest(expected, _word(answer, "proof")):
             raise Refused(
                 f"Whoever listens at {address} does not know this run's token, so it "
                 f"is not its launcher. Look at the address and at {TOKEN}."
@@ -183,18 +185,19 @@ def answer(connection: socket.socket, token: str, seconds: float) -> Line:
       Closed: whoever calls does not know the token, or is no island.
       OSError: it broke off, or took too long.
     """
+    until = time.monotonic() + seconds
     connection.settimeout(seconds)
     _plain(connection)
     ours = secrets.token_hex(16)
     _write_hello(connection, {"hexijax": PROTOCOL, "nonce": ours})
-    hello = _read_hello(connection)
-    theirs = str(hello.get("nonce"))
+    hello = _read_hello(connection, until)
     if hello.get("hexijax") != PROTOCOL:
         words = f"The launcher speaks protocol {PROTOCOL}: use one version of hexijax."
         _write_hello(connection, {"error": words})
         raise Closed("another protocol")
+    theirs = _word(hello, "nonce")
     proof = derived(token, "island", ours, theirs).hex()
-    if not hmac.compare_digest(proof, str(hello.get("proof"))):
+    if not hmac.compare_digest(proof, _word(hello, "proof")):
         words = (
             f"The launcher has another token. {TOKEN} must be that of the run; each "
             "run makes its own unless it is set for the launcher too."
@@ -221,22 +224,36 @@ def _write_hello(connection: socket.socket, message: Message) -> None:
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def _read_hello(connection: socket.socket) -> Message:
-    (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+def _read_hello(connection: socket.socket, until: float) -> Message:
+    (size,) = _LENGTH.unpack(_read(connection, _LENGTH.size, until))
     if size > _HELLO_BYTES:  # before anybody has proved anything
         raise Closed("it says too much")
     try:
-        message = json.loads(_read(connection, size))
-    except ValueError as error:
+        message = json.loads(_read(connection, size, until))
+    except (ValueError, RecursionError) as error:
         raise Closed("it speaks no JSON") from error
     if not isinstance(message, dict):
         raise Closed("it says no object")
     return message
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _word(hello: Message, name: str) -> str:
+    """A nonce or a proof: plain, so that no stranger's word breaks what it is put
+    into."""
+    word = str(hello.get(name))
+    if not (word.isascii() and word.isalnum()):
+        raise Closed(f"its {name} is none")
+    return word
+
+
+def _read(connection: socket.socket, size: int, until: float | None = None) -> bytes:
+    """``until``: by when all of it must be here, however slowly it drips."""
     parts: list[bytes] = []
     while size:
+        if until is not None:
+            if (left := until - time.monotonic()) <= 0:
+                raise Closed("it says too little")
+            connection.settimeout(left)
         try:
             part = connection.recv(min(size, 2**20))
         except TimeoutError as error:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hexijax.checkpoint.saver import Saver
 from hexijax.checkpoint.sources import DISK
 from hexijax.checkpoint.writer import remove_part
 from hexijax.cluster import Cluster
+from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
 from hexijax.islands.member import Member, Welcome
 from hexijax.islands.world import IslandLost
@@ -35,6 +37,8 @@ AGREE_S = 600.0
 """For islands to come to the same point of a run; one of them may be a few steps and
 an evaluation behind. Who is lost meanwhile ends it sooner."""
 
+LOOKS, LOOK_S = 10, 1.0
+"""For saves, where some islands see one and others none, and between two."""
 
 SLACK = 3
 """Steps that an island goes on while the step to halt after is agreed on: another may
@@ -140,9 +144,12 @@ class Islanded:
         again = self._welcome.brief.get("resume") or self._welcome.generation > 0
         if not again:
             return 0
-        stored = saving.stored(self.folder, self._say)
-        newest = next(iter(stored.whole()), 0)
-        step = min(self.member.gather("newest", newest, AGREE_S).values())
+        seen = self._seen()
+        step = min(seen.values())
+        resumes = bool(self._welcome.brief.get("resume"))
+        check_seen(seen, self.folder.path, resumes=resumes)
+        if resumes and self._welcome.generation == 0:
+            check_left(step, self._experiment.steps, self.folder.path)
         if self.leads:
             self._forget_after(step)
         self.member.gather("forgotten", None, AGREE_S)
@@ -153,6 +160,18 @@ class Islanded:
         batches.set_state(found.stand.data_state)
         self._say(f"going on after step {step}: {found.moved}")
         return step
+
+    def _seen(self) -> Mapping[str, int]:
+        """The newest step that is whole for each island; 0: none. A folder that all see
+        may show what was just written to one sooner than to another."""
+        seen: Mapping[str, int] = {}
+        for look in range(LOOKS):
+            newest = next(iter(saving.stored(self.folder, self._say).whole()), 0)
+            seen = self.member.gather(f"newest {look}", newest, AGREE_S)
+            if all(seen.values()) or not any(seen.values()):
+                break
+            time.sleep(LOOK_S)
+        return seen
 
     def run(
         self,
@@ -309,6 +328,41 @@ class Islanded:
         for part in parts_in(files, DISK):
             if part.step > step:
                 remove_part(part)
+
+
+def check_seen(seen: Mapping[str, int], path: Path, *, resumes: bool) -> None:
+    """Before islands forget what not all can read: who sees nothing of a run looks at
+    another folder than the others.
+
+    Args:
+      seen: the newest step of each island; 0: none.
+      path: of the run.
+      resumes: a saved run goes on, so there must be one.
+
+    Raises:
+      UserError: to begin anew would remove what the others see.
+    """
+    blind = ", ".join(name for name, step in seen.items() if not step)
+    if blind and (resumes or any(seen.values())):
+        others = [f"{name} sees step {step}" for name, step in seen.items() if step]
+        raise UserError(
+            f"No save of {path} is whole for {blind}; "
+            f"{', '.join(others) or 'nobody sees one'}. Islands go on from a folder "
+            "that all of them see: name it by --out or --fast, and look at the mounts."
+        )
+
+
+def check_left(done: int, steps: int, path: Path) -> None:
+    """That a run which is resumed has steps to do.
+
+    Raises:
+      UserError: it has none.
+    """
+    if done >= steps:
+        raise UserError(
+            f"--resume: {path} has done {done} steps already and {steps} were asked "
+            f"for. Ask for more: --set steps={2 * done}."
+        )
 
 
 def digest(text: str) -> str:

@@ -5,7 +5,7 @@ what each stage found is packed into one array and sent to all of them.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from hexijax.plan.plan import Place
 from hexijax.runtime.layout import Layout
+from hexijax.runtime.memo import memo
 from hexijax.runtime.programs import Programs, struct
 
 Scalars = Mapping[str, Any]
@@ -56,7 +57,7 @@ class Losses:
         found: dict[Place, list[Any]] = {}
         for place, value in zip(sources, values, strict=True):
             found.setdefault(place, []).append(value)
-        packs = [self._packed(place, each) for place, each in found.items()]
+        packs = [self._packer(place, len(x))(x) for place, x in found.items()]
         readers = self._layout.readers
         sent = [pack for pack in packs for _ in readers]
         came = self._layout.move(sent, readers * len(packs))
@@ -77,13 +78,13 @@ class Losses:
             for place in collected.order
         ]
 
-    def _packed(self, place: Place, values: list[Any]) -> Any:
+    @memo
+    def _packer(self, place: Place, count: int) -> Callable[..., Any]:
         lanes, here = self._layout.lanes(place), self._layout.by_lane(place)
         one = {name: struct((lanes,), "float32", here) for name in self._names}
-        program = self._programs.get(
-            _pack, ([one] * len(values),), out_shardings=self._layout.replicated(place)
+        return self._programs.get(
+            _pack, ([one] * count,), out_shardings=self._layout.replicated(place)
         )
-        return program(values)
 
 
 def _pack(values: list[Scalars]) -> jax.Array:

@@ -112,10 +112,16 @@ def test_islands_see_their_own_cards_one_after_another():
         host_memory_gib = 8
         host_cores = 1
         """
-    assert visible_cards(Cluster.from_toml(text), "xyz") == {
+    assert visible_cards(Cluster.from_toml(text), {}) == {
         "x": {"CUDA_VISIBLE_DEVICES": "0,1"},
         "y": {"CUDA_VISIBLE_DEVICES": ""},
         "z": {"CUDA_VISIBLE_DEVICES": "2"},
+    }
+    seen = {"CUDA_VISIBLE_DEVICES": "5,6,7"}
+    assert visible_cards(Cluster.from_toml(text), seen) == {
+        "x": {"CUDA_VISIBLE_DEVICES": "5,6"},
+        "y": {"CUDA_VISIBLE_DEVICES": ""},
+        "z": {"CUDA_VISIBLE_DEVICES": "7"},
     }
 
 

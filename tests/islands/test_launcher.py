@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -224,7 +225,15 @@ def test_who_does_not_know_the_token_is_turned_away_and_harms_nobody():
     with pytest.raises(Refused, match="The launcher has another token. HEXIJAX_TOKEN"):
         Member.connect(meeting.address, "a", token="guess", seconds=2.0)
     host, port = meeting.address.split(":")
-    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2{}", b"\xff" * 9, b""):
+    odd = [
+        struct.pack(">I", len(words)) + words
+        for words in (
+            b"[" * 4000,
+            b'{"hexijax": 1, "nonce": "\\ud800", "proof": "x"}',
+            b'{"hexijax": 1, "nonce": "x", "proof": "\xc3\xa4"}',
+        )
+    ]
+    for words in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2{}", b"\xff" * 9, b"", *odd):
         stranger = socket.create_connection((host, int(port)), timeout=2)
         with stranger, contextlib.suppress(OSError):
             stranger.sendall(words)

@@ -94,7 +94,9 @@ def test_an_island_asks_for_its_node_or_for_its_cards():
     assert needs("box", ["h100-80g-sxm"], here) == {
         "num_cpus": 0,
         "resources": {"box": SHARE},
+        "num_gpus": 1,
     }
+    assert "num_gpus" not in needs("box", [], here)
     assert needs("x", ["h100-80g-sxm"] * 2, here) == {
         "num_cpus": 0,
         "num_gpus": 2,
