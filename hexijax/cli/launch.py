@@ -125,6 +125,12 @@ def _check(arguments: argparse.Namespace) -> None:
             f"launch --elastic {arguments.elastic}: names of nodes are for a run in "
             "one process. Here all islands of the cluster begin: leave the names out."
         )
+    if arguments.neighbour_every:
+        raise UserError(
+            f"launch --neighbour-every {arguments.neighbour_every}: copies in a "
+            "neighbour's memory are for nodes of one process; islands go on from what "
+            "is on disk. Use --save-every, with --fast in a folder that all see."
+        )
     if arguments.elastic is not None and arguments.no_save:
         raise UserError(
             "--elastic and --no-save were both given: islands that are left go on from "

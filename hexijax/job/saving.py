@@ -232,13 +232,15 @@ def plan_text(plan: Plan | None, engine: Any) -> str:
 
 
 def nodes(engine: Any) -> "dict[jax.Device, str] | None":
-    """The node of each device of an engine; None: it has no cluster."""
+    """The node of each device of an engine that this process drives, and of its host;
+    None: it has no cluster."""
     from hexijax.runtime.batches import host_device
 
     cluster: Cluster | None = getattr(engine, "cluster", None)
     if cluster is None:
         return None
-    of = {device: cluster.device(name).node for name, device in engine.devices.items()}
+    here = engine.layout.carrier.here  # the host may be a ghost, too
+    of = {x: cluster.device(n).node for n, x in engine.devices.items() if here(x)}
     host = host_device()
     if host is not None:
         of.setdefault(host, next(iter(of.values())))

@@ -415,6 +415,7 @@ class Engine:
 
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
         """(home, group) -> master parameters and moments, of homes that are here."""
+        self._executor.settle()  # where no home is, too: others may wait for its part
         return {
             (home, group.group.name): self._executor.get(group.state_buffer(home))
             for group, home in self._homes()
