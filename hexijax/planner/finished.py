@@ -41,8 +41,8 @@ PRESSED = 0.8
 """Of usable memory: a plan that takes more would perhaps be another with less."""
 
 MISSED = 2
-"""Layouts in a row that simulation finds not worth a look before more are given up: the
-formula errs for them all alike."""
+"""Layouts in a row that simulation finds not worth a look before more are given up,
+where devices are not few: the formula errs for them all alike."""
 
 SLOWER = 1.03
 """Where fitting made a layout so much slower, others come first."""
@@ -142,8 +142,8 @@ class Finished:
         queue = [(found[i][0].cost, i) for i in unlike.values()]
         heapq.heapify(queue)
         fitting: dict[int, Plan] = {}
-        missed = 0
-        while queue and most and missed < MISSED:
+        missed, bearable = 0, MISSED if len(self._cluster.devices) > FEW else most
+        while queue and most and missed < bearable:
             cost, i = heapq.heappop(queue)
             if not worth(cost):
                 return

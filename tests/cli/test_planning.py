@@ -36,7 +36,7 @@ FIELDS = {
 
 @pytest.fixture(autouse=True)
 def _quick_searches(monkeypatch: pytest.MonkeyPatch):
-    few = Effort(scored=40, played=2, refined=2)
+    few = Effort(scored=40, played=2, refined=2, remade=2)
     monkeypatch.setattr(Effort, "of", classmethod(lambda cls, num_devices: few))
 
 
