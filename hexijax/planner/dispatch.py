@@ -18,9 +18,9 @@ from hexijax.planner.fit import Fitted
 from hexijax.planner.mesh import Layout
 from hexijax.planner.segments import segments
 
-SUM_CALLS, OWN_CALLS = 6, 2
-"""Of a run's gradients: cut, sent, added up, updated, fetched, joined; where there is
-one replica, added up and updated."""
+SUM_CALLS, SENT_CALLS, OWN_CALLS = 6, 3, 2
+"""Of a run's gradients: cut, sent, added up, updated, fetched, joined; where its state
+may be elsewhere, cut, sent, joined; where there is one replica, added up and updated."""
 
 
 def dispatch_s(
@@ -29,8 +29,15 @@ def dispatch_s(
     shares: Sequence[BatchShare],
     per_segment: int | None,
     cluster: Cluster,
+    *,
+    at_home: bool = True,
 ) -> float:
-    """Seconds a step; a stage's calls are its first device's island's."""
+    """Seconds a step; a stage's calls are its first device's island's.
+
+    Args:
+      at_home: each stage has a part of its layers' state; else that is not known, and
+        calls are the fewest.
+    """
     spans = {
         span for fit in {id(fit): fit for fit in fitted}.values() for span in fit.spans
     }
@@ -42,7 +49,8 @@ def dispatch_s(
             for edge in itertools.accumulate(cut, initial=at)
         }
     )
-    once = SUM_CALLS if len(layout) > 1 else OWN_CALLS
+    several = SUM_CALLS if at_home else SENT_CALLS
+    once = several if len(layout) > 1 else OWN_CALLS
     runs = {
         (first, stop): once * (bisect_left(edges, stop) - bisect_left(edges, first))
         for first, stop in spans

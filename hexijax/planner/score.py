@@ -199,7 +199,14 @@ class Scorer:
         late_s = self._after.late_s(
             layout, fitted, per_segment, counts, freed=self.regime.freed
         )
-        calls_s = dispatch_s(layout, fitted, shares, per_segment, self._cluster)
+        calls_s = dispatch_s(
+            layout,
+            fitted,
+            shares,
+            per_segment,
+            self._cluster,
+            at_home=not self.stateless,
+        )
         step_s = max(step_s + late_s, calls_s)
         return Scored(
             layout=layout,
