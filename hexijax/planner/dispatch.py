@@ -20,7 +20,7 @@ from hexijax.planner.segments import segments
 
 SUM_CALLS, SENT_CALLS, OWN_CALLS = 6, 3, 2
 """Of a run's gradients: cut, sent, added up, updated, fetched, joined; where its state
-may be elsewhere, cut, sent, joined; where there is one replica, added up and updated."""
+may be elsewhere, cut, sent, joined; where there is one replica, added up, updated."""
 
 
 def dispatch_s(
