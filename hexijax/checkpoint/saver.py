@@ -29,7 +29,7 @@ from hexijax.weights.errors import Damaged
 from hexijax.weights.memory import give_back_freed
 from hexijax.weights.stored.files import Files
 from hexijax.weights.stored.manifest import Manifest, Param, Stand
-from hexijax.weights.stored.parts import parts_in, whole_steps
+from hexijax.weights.stored.parts import Part, parts_in, whole_steps
 
 if TYPE_CHECKING:
     import jax
@@ -89,6 +89,8 @@ class Saver:
       plan: as text.
       tell: is told of what went wrong.
       verify: every chunk is read back and compared.
+      alone: no other process saves its parts in the same places; else each sends and
+        removes its own.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class Saver:
         plan: str = "",
         tell: Callable[[str], None] = lambda text: None,
         verify: bool = False,
+        alone: bool = True,
     ):
+        self.alone = alone
         self.engine, self.tiers, self.facts, self.plan = engine, tiers, facts, plan
         self.node_of, self.tell, self.verify = node_of, tell, verify
         self.neighbours = Neighbours()
@@ -259,7 +263,8 @@ class Saver:
         began, far = time.monotonic(), self.tiers.far
         assert far is not None
         try:
-            parts = [p for p in parts_in(self.tiers.fast, DISK) if p.step == step]
+            stored = parts_in(self.tiers.fast, DISK)
+            parts = [p for p in stored if p.step == step and self._own(p)]
             for part in parts:
                 copy_part(part, far, self.tiers.far_rate)
             total = sum(part.manifest.num_bytes for part in parts)
@@ -271,6 +276,10 @@ class Saver:
             with self._lock:
                 self._sending.discard(step)
 
+    def _own(self, part: Part) -> bool:
+        """Whether this process sends and removes a part."""
+        return self.alone or part.manifest.writer in (self.node_of or {}).values()
+
     def _retain(self, files: Files, tier: str, keep: int) -> None:
         """Removes steps older than the newest ``keep`` whole ones."""
         try:
@@ -280,7 +289,7 @@ class Saver:
                 busy = set(self._sending) if tier == DISK else set[int]()
             for part in parts:
                 old = len(whole) == keep and part.step < whole[-1]
-                if old and part.step not in busy:
+                if old and part.step not in busy and self._own(part):
                     remove_part(part)
         except FileNotFoundError:
             pass  # another island removes them just now

@@ -175,13 +175,15 @@ class Arriving:
         return self._arrays
 
     def _watch(self) -> float:
-        """Until all are there; how long that took."""
+        """Until all are there; how long that took. Each chunk has the time that is
+        allowed: a slow link is no lost island."""
         began, pause_s = time.perf_counter(), _FIRST_PAUSE_S
         limit_s = self._channel.seconds
         for chunk in self._chunks:
+            since = time.perf_counter()
             is_ready: Callable[[], bool] = getattr(chunk, "is_ready")  # noqa: B009
             while not is_ready():
-                spent_s = time.perf_counter() - began
+                spent_s = time.perf_counter() - since
                 if spent_s > limit_s:
                     raise IslandLost(self._peer, self._what, limit_s)
                 if pause_s == _LONGEST_PAUSE_S and (lost := self._channel.gone()):

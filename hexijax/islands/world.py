@@ -22,11 +22,12 @@ class IslandLost(UserError):
     def __init__(self, island: str, what: str, seconds: float, why: str = ""):
         """``what``: what was waited for; ``seconds``: how long, or what was given."""
         self.island, self.what, self.seconds = island, what, seconds
-        found = f" ({why})" if why else ""
+        late = f"did not come within {seconds:.1f} s"
+        never = f"will not come, after {seconds:.1f} s: {why.rstrip('.')}"
         super().__init__(
-            f"Island {island!r} is lost: {what} did not come within {seconds:.1f} s"
-            f"{found}. Its own log says what became of it; the job goes on from the "
-            "last complete checkpoint, without it or once it is back."
+            f"Island {island!r} is lost: {what} {never if why else late}. Its own log "
+            "says what became of it; the job goes on from the last complete "
+            "checkpoint, without it or once it is back."
         )
 
 

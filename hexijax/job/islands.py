@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hexijax.checkpoint.saver import Saver
-from hexijax.checkpoint.sources import DISK
+from hexijax.checkpoint.sources import DISK, FAR
 from hexijax.checkpoint.writer import remove_part
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
@@ -324,10 +324,11 @@ class Islanded:
         could seem whole, and be of two minds."""
         if self.saver is None:
             return
-        files = self.saver.tiers.fast
-        for part in parts_in(files, DISK):
-            if part.step > step:
-                remove_part(part)
+        tiers = self.saver.tiers
+        for files, label in ((tiers.fast, DISK), (tiers.far, FAR)):
+            for part in parts_in(files, label) if files is not None else ():
+                if part.step > step:
+                    remove_part(part)
 
 
 def check_seen(seen: Mapping[str, int], path: Path, *, resumes: bool) -> None:

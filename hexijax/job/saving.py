@@ -203,7 +203,14 @@ def saver(
         facts={**shared, "versions": versions()},
         plan=plan_text(plan, engine),
         tell=tell,
+        alone=_alone(engine),
     )
+
+
+def _alone(engine: Any) -> bool:
+    """Whether one process drives all of a plan's devices, or there is no plan."""
+    layout = getattr(engine, "layout", None)
+    return layout is None or all(map(layout.carrier.here, engine.devices.values()))
 
 
 def during(

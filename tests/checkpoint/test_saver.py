@@ -66,6 +66,27 @@ def test_the_newest_are_kept_where_they_are_due(make: Any, tmp_path: Path):
     assert sorted(x.shape for x in tree.values()) == [(), (2, 4), (2, 4)]
 
 
+def test_each_of_several_processes_sends_and_removes_its_own_parts(
+    make: Any, tmp_path: Path
+):
+    def places(tier: str) -> set[tuple[int, str]]:
+        found = (tmp_path / tier).glob("*/*/manifest.json")
+        return {(int(x.parts[-3]), x.parts[-2]) for x in found}
+
+    _, saver, told = make(keep=1, far_every=1)
+    run(saver, 2)
+    assert places("fast") == {(2, "n0"), (2, "n1")}
+    here = {x: node for x, node in NODES.items() if node == "n1"}
+    saver.alone, saver.node_of = False, here
+    shutil.rmtree(tmp_path / "far")
+    (tmp_path / "far").mkdir()
+    for step in (2, 3):
+        saver._send(step)
+    assert {node for _, node in places("far")} <= {"n1"}
+    assert places("far"), "its own part was sent"
+    assert told == []
+
+
 def test_a_snapshot_is_of_its_step_whatever_the_next_one_overwrites(make: Any):
     engine, saver, _ = make(far=None, far_every=0)
     taken = saver.take(1)

@@ -32,7 +32,7 @@ def test_arrays_come_whole_and_who_is_silent_or_gone_is_named(tmp_path: Path):
         running.tell_some(["n0", "n1"], do="lost", peer="n2", pull_s=90)
         for name in ("n0", "n1"):
             said = running.hear(name)
-            assert "Island 'n2' is lost: recv act did not come" in said["error"]
+            assert "Island 'n2' is lost: recv act will not come" in said["error"]
             assert re.search(r"Connection closed|recv\(\) failed", said["error"])
             assert said["spent_s"] < 60  # as soon as it is known
 
