@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hexijax.checkpoint.slices import Key, Slice, Tensor
     from hexijax.job.elastic import Elastic
+    from hexijax.runtime.layout import Layout
     from hexijax.weights.stored.manifest import Param
 
 
@@ -42,6 +43,11 @@ class Current:
     def chain(self) -> Chain:
         """The model."""
         return self._engine.chain
+
+    @property
+    def layout(self) -> "Layout":
+        """Who drives the devices; of the plan of now."""
+        return self._engine.layout
 
     def step(self, batch: Batch, step: int) -> Result:
         """See ``Trainee``."""

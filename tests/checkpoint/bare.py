@@ -33,6 +33,9 @@ class Shelf:
     def run_prologue(self) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 def bare(case: cases.Case, monkeypatch: Any) -> Engine:
     """The engine of a case without its programs or values."""
