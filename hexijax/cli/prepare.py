@@ -92,7 +92,7 @@ def _main(file: str, islands: str) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception:
+    except Exception:  # 1 would read as a diverged run
         traceback.print_exc()
         return FAULT
     Path(file).write_text(json.dumps(brief))

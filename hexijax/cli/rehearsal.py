@@ -116,8 +116,13 @@ class Rehearsals:
                         f"compiled ahead in {time.perf_counter() - began:.0f} s: the "
                         f"plan without {', '.join(gone)}"
                     )
-        except (OSError, EOFError, pickle.PickleError):
-            pass  # it died, or was ended: a plan is compiled when it is needed
+        except (OSError, EOFError, pickle.PickleError) as error:
+            if not self._closed:
+                self._say(
+                    "plans are not compiled ahead any more: the process that does it "
+                    f"died ({error or type(error).__name__}). A plan is compiled when "
+                    "it is needed."
+                )
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -329,7 +329,7 @@ class Member:
                     self.change = said["change"]
                     self.stopping.set()
                 case _:
-                    pass  # a beat
+                    pass  # a beat, which says that the launcher lives
             self._news.notify_all()
 
     def _launcher_gone(self, why: str) -> None:
