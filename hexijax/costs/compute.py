@@ -16,9 +16,7 @@ from hexijax.cluster import DeviceProfile, LinkProfile
 from hexijax.costs.links import all_reduce_s
 from hexijax.costs.measured import (
     Basis,
-    apart_s,
     basis,
-    measured_remat,
     measured_s,
     missing,
 )
@@ -184,17 +182,30 @@ def _layer_time(
     whole = _reckoned(chain, layer, num_params, mesh, samples)
     if not known:
         return whole
+    under, base = next(iter(known.items()))
     # Of a measured forward, the share that remat computes again is the reckoned one.
-    scale = known[0] / whole.forward_s if whole.forward_s else 0.0
-    key = (mesh.profile, layer.signature, mesh.dtype, mesh.tensor)
-    apart, under = apart_s(*key, samples), measured_remat(*key)
+    scale = base.forward_s / whole.forward_s if whole.forward_s else 0.0
     again = {policy: s * scale for policy, s in whole.recompute_s.items()}
+    apart = (
+        base.apart_forward_s - base.forward_s,
+        base.apart_backward_s - base.backward_s,
+    )
+    recompute_s = {p: max(0.0, s - again[under]) for p, s in again.items()}
+    residual_s = {p: _part_of(apart, whole, p, under) for p in Remat}
+    del known[under]
+    for policy, of in known.items():
+        more_s = of.forward_s + of.backward_s - base.forward_s - base.backward_s
+        recompute_s[policy] = max(0.0, more_s)
+        residual_s[policy] = (
+            max(0.0, of.apart_forward_s - base.forward_s),
+            max(0.0, of.apart_backward_s - base.backward_s - recompute_s[policy]),
+        )
     return LayerTime(
-        forward_s=known[0],
-        backward_s=known[1],
-        weight_s=known[1] * layer.weight_share,
-        recompute_s={p: max(0.0, s - again[under]) for p, s in again.items()},
-        residual_s={p: _part_of(apart, whole, p, under) for p in Remat},
+        forward_s=base.forward_s,
+        backward_s=base.backward_s,
+        weight_s=base.backward_s * layer.weight_share,
+        recompute_s=recompute_s,
+        residual_s=residual_s,
     )
 
 

@@ -2,20 +2,22 @@
 
 A row holds ``signature`` (of the layer), ``dtype``, ``tensor`` (degree), ``samples``
 (of one lane's microbatch), ``forward_s`` and ``backward_s``: of both in one program. It
-may hold ``apart_forward_s`` and ``apart_backward_s``: of each in a program of its own,
-nothing computed again; without them these are no different. Where it was measured with
-another ``remat`` than none, that policy adds nothing to it. Between measured counts
-times go by straight lines, beyond them by the last line's slope, and ``basis`` says
-which it was. A kind that has a layer's times in a dtype at some tensor degrees only is
-refused at the others (``missing`` asks without raising): how a layer speeds up with its
-degree differs between kinds by a factor of four, so a guess from another degree, or
-from the roofline beside measured ones, would steer every comparison.
+may hold ``apart_forward_s`` and ``apart_backward_s``: of each in a program of its own;
+without them these are no different. What the row's ``remat`` (none, where it has none)
+computes again is in it. A policy without rows is reckoned from one that has them: from
+none, else from the first. Between measured counts times go by straight lines, beyond
+them by the last line's slope, and ``basis`` says which it was. A kind that has a
+layer's times in a dtype at some tensor degrees only is refused at the others
+(``missing`` asks without raising): how a layer speeds up with its degree differs
+between kinds by a factor of four, so a guess from another degree, or from the roofline
+beside measured ones, would steer every comparison.
 
 A time that a larger microbatch undercuts is lowered to it: more samples take no less
 work, so the difference was something else (small kernels wait for their launches).
 """
 
 import bisect
+import dataclasses
 import enum
 import functools
 import itertools
@@ -49,44 +51,43 @@ class Basis(enum.StrEnum):
     """The kind has no time of this layer in this dtype."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds of a layer under one policy, with what that computes again."""
+
+    forward_s: float
+    """In one program with its backward, as ``backward_s`` is with its forward."""
+
+    backward_s: float
+    apart_forward_s: float
+    """In a program of its own, never less than joined; ``apart_backward_s`` too."""
+
+    apart_backward_s: float
+
+
 def measured_s(
     profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
-) -> tuple[float, float] | None:
-    """Seconds of a layer's forward and backward, or None where nothing was measured.
+) -> dict[Remat, Measured]:
+    """A layer's times by the policies that were measured, none first; empty: none was.
 
     Raises:
       NotMeasuredError: the layer was measured in this dtype at other degrees only.
     """
-    points = tables(profile).get((signature, dtype, tensor))
-    if points:
-        return _at(points, samples, 1), _at(points, samples, 2)
-    fault = missing(profile, signature, dtype, tensor)
-    if fault:
-        raise NotMeasuredError(fault)
-    return None
-
-
-def apart_s(
-    profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
-) -> tuple[float, float]:
-    """What programs of their own add to a measured forward and backward."""
-    points = tables(profile)[signature, dtype, tensor]
-    forward_s, backward_s = (
-        max(0.0, _at(points, samples, apart) - _at(points, samples, joined))
-        for joined, apart in ((1, 3), (2, 4))
-    )
-    return forward_s, backward_s
-
-
-def measured_remat(
-    profile: DeviceProfile, signature: str, dtype: str, tensor: int
-) -> Remat:
-    """The policy under which a layer was measured."""
-    for row in profile.layer_times:
-        key = (row.get("signature"), row.get("dtype"), row.get("tensor", 1))
-        if key == (signature, dtype, tensor) and "remat" in row:
-            return Remat(str(row["remat"]))
-    return Remat.NONE
+    by_policy = tables(profile).get((signature, dtype, tensor), {})
+    if not by_policy:
+        fault = missing(profile, signature, dtype, tensor)
+        if fault:
+            raise NotMeasuredError(fault)
+    found: dict[Remat, Measured] = {}
+    for policy, points in by_policy.items():
+        forward_s, backward_s, *apart_s = (_at(points, samples, i) for i in range(1, 5))
+        found[policy] = Measured(
+            forward_s,
+            backward_s,
+            max(forward_s, apart_s[0]),
+            max(backward_s, apart_s[1]),
+        )
+    return found
 
 
 def missing(
@@ -112,9 +113,10 @@ def basis(
     profile: DeviceProfile, signature: str, dtype: str, tensor: int, samples: int
 ) -> Basis:
     """What ``measured_s`` would answer from."""
-    points = tables(profile).get((signature, dtype, tensor))
-    if not points:
+    by_policy = tables(profile).get((signature, dtype, tensor))
+    if not by_policy:
         return Basis.ROOFLINE
+    points = next(iter(by_policy.values()))
     if any(point[0] == samples for point in points):
         return Basis.MEASURED
     inside = points[0][0] < samples < points[-1][0]
@@ -122,9 +124,9 @@ def basis(
 
 
 @functools.lru_cache(maxsize=256)
-def tables(profile: DeviceProfile) -> dict[Key, Points]:
-    """The kind's rows by signature, dtype and tensor degree."""
-    found: dict[Key, list[Point]] = {}
+def tables(profile: DeviceProfile) -> dict[Key, dict[Remat, Points]]:
+    """The kind's rows by signature, dtype and tensor degree, then by policy."""
+    found: dict[Key, dict[Remat, list[Point]]] = {}
     for row in profile.layer_times:
         if "forward_s" in row and "backward_s" in row:
             key = (row.get("signature"), row.get("dtype"), row.get("tensor", 1))
@@ -136,8 +138,15 @@ def tables(profile: DeviceProfile) -> dict[Key, Points]:
                 float(row.get("apart_forward_s", forward_s)),
                 float(row.get("apart_backward_s", backward_s)),
             )
-            found.setdefault(key, []).append(point)
-    return {key: _rising(sorted(points)) for key, points in found.items()}
+            policy = Remat(str(row.get("remat", Remat.NONE)))
+            found.setdefault(key, {}).setdefault(policy, []).append(point)
+    return {
+        key: {
+            policy: _rising(sorted(by_policy[policy]))
+            for policy in sorted(by_policy, key=lambda p: p is not Remat.NONE)
+        }
+        for key, by_policy in found.items()
+    }
 
 
 def update_s_per_param(profile: DeviceProfile) -> float | None:

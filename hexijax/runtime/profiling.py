@@ -125,6 +125,7 @@ def layer_rows(
         if segment == last:
             row["forward_s"] = row["apart_forward_s"] = head_s * FORWARD_SHARE
             row["backward_s"] = row["apart_backward_s"] = head_s * (1 - FORWARD_SHARE)
+            row["remat"] = Remat.NONE.value
         # Of segments of the same layer the first, which is a full one.
         found.setdefault(row["signature"], row)
         start += count

@@ -41,6 +41,12 @@ def measured_kind(points, tensor=2, **row):
     return dataclasses.replace(make_kind(), layer_times=rows)
 
 
+def joined_s(kind, samples, policy=Remat.NONE):
+    """Forward and backward in one program, at tensor degree 2."""
+    found = measured_s(kind, SIGNATURE, "float32", 2, samples)[policy]
+    return found.forward_s, found.backward_s
+
+
 def test_a_degree_that_was_not_measured_is_refused_by_name():
     kind = measured_kind([(1, 0.1, 0.2)])
     with pytest.raises(NotMeasuredError) as error:
@@ -69,10 +75,10 @@ def test_it_says_what_a_time_rests_on():
     kind = measured_kind([(2, 0.1, 0.2), (4, 0.3, 0.4)])
     found = [basis(kind, SIGNATURE, "float32", 2, samples) for samples in range(1, 6)]
     assert found == ["extrapolated", "measured", "interpolated", "measured", found[0]]
-    assert measured_s(kind, SIGNATURE, "float32", 2, 3) == pytest.approx((0.2, 0.3))
-    assert measured_s(kind, SIGNATURE, "float32", 2, 6) == pytest.approx((0.5, 0.6))
+    assert joined_s(kind, 3) == pytest.approx((0.2, 0.3))
+    assert joined_s(kind, 6) == pytest.approx((0.5, 0.6))
     # Below the table: never less than half of its first point.
-    assert measured_s(kind, SIGNATURE, "float32", 2, 1) == pytest.approx((0.05, 0.1))
+    assert joined_s(kind, 1) == pytest.approx((0.05, 0.1))
 
 
 def test_a_chain_says_how_many_of_its_times_were_measured():
@@ -101,10 +107,9 @@ def test_the_update_is_priced_by_the_largest_profiled_slice():
 )
 def test_more_samples_never_take_less_time_and_none_is_free(table):
     kind = measured_kind([(n, *times) for n, times in table.items()])
-    times_s = [measured_s(kind, SIGNATURE, "float32", 2, n) for n in range(1, 80)]
+    times_s = [joined_s(kind, n) for n in range(1, 80)]
     for column in range(2):
-        column_s = [both[column] for both in times_s if both]
-        assert len(column_s) == 79
+        column_s = [both[column] for both in times_s]
         assert min(column_s) > 0
         assert all(b >= a - 1e-12 for a, b in itertools.pairwise(column_s))
 
@@ -123,3 +128,34 @@ def test_a_row_may_say_what_programs_apart_take():
     # Without those figures nothing is known, and nothing added.
     mesh = dataclasses.replace(mesh, profile=measured_kind([(2, 0.1, 0.2)]))
     assert set(layer_times(CHAIN, mesh, 2)[1].residual_s.values()) == {(0.0, 0.0)}
+
+
+def test_each_policy_goes_by_its_own_rows_and_the_others_by_those_of_none():
+    none = measured_kind([(2, 0.1, 0.2)], apart_forward_s=0.13, apart_backward_s=0.25)
+    full = measured_kind(
+        [(2, 0.1, 0.27)], remat="full", apart_forward_s=0.11, apart_backward_s=0.29
+    )
+    # In any order of rows.
+    rows = full.layer_times + none.layer_times
+    both = dataclasses.replace(none, layer_times=rows)
+
+    def times(kind):
+        mesh = MeshShape(profile=kind, dtype="float32", tensor=2)
+        return layer_times(CHAIN, mesh, 2)[1]
+
+    assert joined_s(both, 2, Remat.FULL) == (0.1, 0.27)
+    measured, alone = times(both), times(none)
+    assert measured.forward(Remat.FULL, joined=False) == pytest.approx(0.11)
+    assert measured.backward(Remat.FULL, joined=True) == pytest.approx(0.27)
+    assert measured.backward(Remat.FULL, joined=False) == pytest.approx(0.29)
+    for policy in (Remat.NONE, Remat.DOTS):
+        for joined in (False, True):
+            assert measured.forward(policy, joined=joined) == alone.forward(
+                policy, joined=joined
+            )
+            assert measured.backward(policy, joined=joined) == alone.backward(
+                policy, joined=joined
+            )
+    # Where full alone was measured it adds nothing to its own times.
+    assert times(full).recompute_s[Remat.FULL] == 0.0
+    assert times(full).backward(Remat.FULL, joined=False) == pytest.approx(0.29)

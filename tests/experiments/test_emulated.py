@@ -63,6 +63,17 @@ def test_rows_tell_one_program_from_two():
     block = next(r for r in rows if r["signature"] == CHAIN.layers[1].signature)
     assert block["apart_forward_s"] == pytest.approx(1e-3)
     assert block["forward_s"] == pytest.approx(0.9e-3)
+    # The head keeps what it computes, whatever the rest does.
+    again = layer_rows(
+        CHAIN.layers,
+        segments,
+        apart,
+        apart,
+        dtype="bfloat16",
+        samples=4,
+        remat=Remat.FULL,
+    )
+    assert [row["remat"] for row in again] == ["full", "full", "none"]
     kind = dataclasses.replace(
         LARGE.cluster().profiles[0], layer_times=(*rows, update_row(CHAIN, apart))
     )
