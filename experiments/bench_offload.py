@@ -34,7 +34,7 @@ from hexijax.planner.baselines.offload import LATE_UPDATES, offload_baselines
 from hexijax.program.lower import StepRules
 
 LAYERS = ("llama-3:4,8", "gpt-4B:8", "gpt-2B:8")
-"""Models whose layers are timed, by microbatch."""
+"""Models whose layers are timed, by microbatch and, after another colon, by policy."""
 
 LLAMAS = ("llama-24", "llama-12", "llama-16")
 """5.1 B, what fits a card with its state, and what does with a little room."""
@@ -61,7 +61,7 @@ def profile(bench: OffloadBench, layers: Sequence[str]) -> None:
     command = bench.python("experiments.offloaded.profile", result, *small)
     child = bench.start("profile", [0], *command, "--layers", *layers)
     try:
-        child.wait(240)
+        child.wait(480)
     finally:
         if result.exists():
             found = json.loads(result.read_text())

@@ -1,6 +1,6 @@
 """What the card and its host do alone: products, links, updates, layers.
 
-    python -m experiments.offloaded.profile RESULT --layers llama:4,8 gpt-4B:8
+    python -m experiments.offloaded.profile RESULT --layers llama-3:4,8 gpt-4B:8:full
 
 The result is written after each part.
 """
@@ -69,6 +69,33 @@ def links(device: jax.Device, num_bytes: int) -> dict[str, float]:
     }
 
 
+def pieces(device: jax.Device, count: int = 40) -> dict[str, float]:
+    """Seconds that each of many small arrays adds to a copy of one: until the host has
+    asked for it, and until it is there, into the device and out of it."""
+    here = SingleDeviceSharding(device)
+    host = here.with_memory_kind("pinned_host")
+    found: dict[str, float] = {}
+    for way, source, target in (("in", host, here), ("out", here, host)):
+        arrays = [jax.device_put(np.ones(4096, np.float32), source)] * count
+
+        def copied(number: int, arrays: Any = arrays, target: Any = target) -> Any:
+            return jax.device_put(arrays[:number], [target] * number)
+
+        asked: list[float] = []
+        for number in (1, count) * 5:
+            jax.block_until_ready(copied(number))
+            began = time.perf_counter()
+            made = copied(number)
+            asked.append(time.perf_counter() - began)
+            jax.block_until_ready(made)
+        one, many = (statistics.median(asked[i::2]) for i in range(2))
+        found[f"{way} asked"] = (many - one) / (count - 1)
+        one, many = (seconds(lambda n=n, c=copied: c(n)) for n in (1, count))
+        found[f"{way} there"] = (many - one) / (count - 1)
+        found[f"{way} one"] = one
+    return found
+
+
 def host_update(device: jax.Device, params: int) -> dict[str, float]:
     """Parameters a second that the host's cores update as a run has them: gradients in
     pinned memory, state that is overwritten, a bf16 copy. What of it is the gradient's
@@ -108,8 +135,10 @@ def host_update(device: jax.Device, params: int) -> dict[str, float]:
     }
 
 
-def layers(name: str, samples: int, small: bool) -> list[dict[str, Any]]:
-    """Rows of a model's layers, nothing recomputed, and of the optimizer."""
+def layers(
+    name: str, samples: int, remat: Remat, *, small: bool
+) -> list[dict[str, Any]]:
+    """Rows of a model's layers under a policy, and of the optimizer."""
     experiment = cells.model(name)
     chain = trace_chain(experiment)
     cluster = cells.cluster(130, small=small)
@@ -123,7 +152,7 @@ def layers(name: str, samples: int, small: bool) -> list[dict[str, Any]]:
             layers=(0, len(chain.layers)),
             dtype=experiment.dtype,
             segments=cut,
-            remat=(Remat.NONE,) * len(chain.layers),
+            remat=(*(remat,) * (len(chain.layers) - 1), Remat.NONE),
         )
         replica = Replica(
             stages=(stage,),
@@ -149,6 +178,7 @@ def layers(name: str, samples: int, small: bool) -> list[dict[str, Any]]:
         whole,
         dtype=experiment.dtype,
         samples=samples,
+        remat=remat,
     )
     gc.collect()
     return [*rows, update_row(chain, whole)]
@@ -175,15 +205,17 @@ def main() -> None:
     rows = 256 if args.small else 8192
     found["product_flops_per_s"] = product_flops_per_s(device, rows)
     found["links"] = links(device, scale * 2**21)
+    found["pieces"] = pieces(device)
     host = host_update(device, scale * 2**17)
     found["update_params_per_s"] = host["update"]
     found["host"] = host
     keep()
     for words in args.layers:
-        name, sizes = words.split(":")
-        for samples in map(int, sizes.split(",")):
-            found["rows"] += layers(name, samples, args.small)
-            keep()
+        name, sizes, *policies = words.split(":")
+        for remat in map(Remat, policies[0].split(",") if policies else ["none"]):
+            for samples in map(int, sizes.split(",")):
+                found["rows"] += layers(name, samples, remat, small=args.small)
+                keep()
 
 
 if __name__ == "__main__":
