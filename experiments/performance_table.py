@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.emulated import table as emulated
+from experiments.islanded import table as islanded
 from experiments.offloaded import table as offloaded
 
 PLAIN, ONE, PLAIN_AGAIN = "plain", "one card", "plain again"
@@ -24,6 +25,7 @@ MIXED = "card and CPU"
 DRAWN = "drawn plans"
 EMULATED = "emulated"
 OFFLOAD = "offload"
+ISLANDS = "islands"
 
 ASKED_BY = {
     "one": (PLAIN, ONE, PLAIN_AGAIN),
@@ -200,6 +202,7 @@ def targets(runs: Sequence[Run]) -> Iterator[Target]:
         for figure in (
             *emulated.figures(run.rows.get(EMULATED, {})),
             *offloaded.figures(run.rows.get(OFFLOAD, {})),
+            *islanded.figures(run.rows.get(ISLANDS, {})),
         ):
             yield Target(**figure._asdict(), run=run, cards=run.what["cards"])
 
@@ -247,6 +250,7 @@ def page(runs: Sequence[Run]) -> str:
         ("A card and the CPU in one process", _mixed),
         ("Equal cards made unlike", _emulated),
         ("State and parameters in host memory", _offloaded),
+        ("Islands on one host", _islands),
         ("What plans promise", _promises),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]
@@ -375,6 +379,14 @@ def _offloaded(run: Run) -> Iterator[str]:
     if OFFLOAD not in run.rows:
         return
     yield from offloaded.section(run.rows[OFFLOAD])
+    yield ""
+    yield run.source()
+
+
+def _islands(run: Run) -> Iterator[str]:
+    if ISLANDS not in run.rows:
+        return
+    yield from islanded.section(run.rows[ISLANDS])
     yield ""
     yield run.source()
 

@@ -17,6 +17,7 @@ import functools
 import itertools
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ import numpy as np
 from jax.experimental import transfer
 
 from hexijax.errors import UserError
-from hexijax.islands.world import IslandLost, World
+from hexijax.islands.pacing import Pace
+from hexijax.islands.world import ID_BITS, IslandLost, World
 
 CHUNK_BYTES = 4 * 2**20
 """Of the pieces of a large array."""
@@ -50,12 +52,13 @@ class Server:
     """JAX's own."""
 
 
-def start_server(address: str = "127.0.0.1:0") -> Server:
+def start_server(address: str = "127.0.0.1:0", streams: int = STREAMS) -> Server:
     """A transfer server of this process's default backend.
 
     Args:
       address: ``host:port`` of an interface of this machine, and of no other; port 0
         takes a free one.
+      streams: sockets that it sends through.
 
     Raises:
       UserError: it is no address of this machine, or taken.
@@ -72,7 +75,7 @@ def start_server(address: str = "127.0.0.1:0") -> Server:
             "nobody has; port 0 takes a free one."
         ) from error
     client = jax.local_devices()[0].client
-    raw = transfer.start_transfer_server(client, address, [f"{host}:0"] * STREAMS)
+    raw = transfer.start_transfer_server(client, address, [f"{host}:0"] * streams)
     return Server(raw.address(), raw)
 
 
@@ -93,6 +96,9 @@ class TransferChannel:
       server: what the others fetch from.
       world: who they are.
       gone: names a lost one among them, as soon as somebody knows; else None.
+      chunk_bytes: of the pieces of a large array; the same on all islands.
+      bytes_per_s: send no faster, to stand for a slower link; a rate on one island is
+        one on all. None: as fast as it goes.
     """
 
     def __init__(
@@ -100,9 +106,14 @@ class TransferChannel:
         server: Server,
         world: World,
         gone: Callable[[], str | None] = lambda: None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        bytes_per_s: float | None = None,
     ):
         self._server, self._world, self.gone = server, world, gone
+        self._chunk_bytes, self._bytes_per_s = chunk_bytes, bytes_per_s
         self._peers: dict[str, Any] = {}
+        self._paces: dict[str, Pace] = {}
         self.traffic: Mapping[str, Traffic] = collections.defaultdict(Traffic)
         """By the island it came from."""
         self.offered_bytes: collections.Counter[str] = collections.Counter()
@@ -116,24 +127,45 @@ class TransferChannel:
 
     def offer(self, peer: str, number: int, arrays: Sequence[jax.Array]) -> None:
         """Leaves a message for an island to fetch; does not wait."""
-        chunks = [chunk for x in arrays for chunk in _cut(x)]
+        chunks = [chunk for x in arrays for chunk in _cut(x, self._chunk_bytes)]
         self.offered_bytes[peer] += sum(x.nbytes for x in chunks)
-        if chunks:
+        if self._bytes_per_s is not None:
+            if peer not in self._paces:
+                self._paces[peer] = Pace(self._bytes_per_s, self._offer_one)
+            self._paces[peer].send(
+                [*zip(_numbers(number, chunks), chunks, strict=True)]
+            )
+        elif chunks:
             self._server.raw.await_pull(number, chunks)
+
+    def _offer_one(self, number: int, chunk: jax.Array) -> None:
+        self._server.raw.await_pull(number, [chunk])
 
     def pull(
         self, peer: str, number: int, like: Sequence[jax.ShapeDtypeStruct], what: str
     ) -> "Arriving":
         """Begins to fetch a message; ``what`` it is, for people."""
-        wanted = [chunk for x in like for chunk in _chunks(x)]
+        parts = [_chunks(x, self._chunk_bytes) for x in like]
+        wanted = [chunk for part in parts for chunk in part]
         try:
             if peer not in self._peers:
                 address = self._world.peers[peer]
                 self._peers[peer] = self._server.raw.connect(address)
-            arrays = self._peers[peer].pull(number, wanted) if wanted else []
+            ways = self._peers[peer]
+            if self._bytes_per_s is None:
+                arrays = ways.pull(number, wanted) if wanted else []
+            else:
+                numbers = _numbers(number, wanted)
+                arrays = [
+                    x
+                    for n, chunk in zip(numbers, wanted, strict=True)
+                    for x in ways.pull(n, [chunk])
+                ]
         except jax.errors.JaxRuntimeError as error:
             raise IslandLost(peer, what, 0.0, _first_line(error)) from error
-        return Arriving(self, peer, what, list(like), arrays)
+        rest = iter(arrays)
+        cut = [[next(rest) for _ in part] for part in parts]
+        return Arriving(self, peer, what, list(like), cut)
 
     @property
     def seconds(self) -> float:
@@ -142,7 +174,7 @@ class TransferChannel:
 
 
 class Arriving:
-    """A message on its way here."""
+    """A message on its way here; any thread may wait for it."""
 
     def __init__(
         self,
@@ -150,11 +182,12 @@ class Arriving:
         peer: str,
         what: str,
         like: list[jax.ShapeDtypeStruct],
-        chunks: list[jax.Array],
+        cut: list[list[jax.Array]],
     ):
         self._channel, self._peer, self._what = channel, peer, what
-        self._like, self._chunks = like, chunks
+        self._like, self._cut = like, cut
         self._arrays: list[jax.Array] | None = None
+        self._lock = threading.Lock()
 
     def wait(self) -> list[jax.Array]:
         """Its arrays, once all have come.
@@ -162,24 +195,24 @@ class Arriving:
         Raises:
           IslandLost: they did not, in time, or never will.
         """
-        if self._arrays is None:
-            traffic = self._channel.traffic[self._peer]
-            traffic.waited_s += self._watch()
-            traffic.messages += 1
-            traffic.num_bytes += sum(x.nbytes for x in self._chunks)
-            rest = iter(self._chunks)
-            self._arrays = [
-                _whole(x, [next(rest) for _ in _chunks(x)]) for x in self._like
-            ]
-            self._chunks = []
-        return self._arrays
+        with self._lock:
+            if self._arrays is None:
+                chunks = [chunk for part in self._cut for chunk in part]
+                traffic = self._channel.traffic[self._peer]
+                traffic.waited_s += self._watch(chunks)
+                traffic.messages += 1
+                traffic.num_bytes += sum(x.nbytes for x in chunks)
+                whole = zip(self._like, self._cut, strict=True)
+                self._arrays = [_whole(x, part) for x, part in whole]
+                self._cut = []
+            return self._arrays
 
-    def _watch(self) -> float:
+    def _watch(self, chunks: list[jax.Array]) -> float:
         """Until all are there; how long that took. Each chunk has the time that is
         allowed: a slow link is no lost island."""
         began, pause_s = time.perf_counter(), _FIRST_PAUSE_S
         limit_s = self._channel.seconds
-        for chunk in self._chunks:
+        for chunk in chunks:
             since = time.perf_counter()
             is_ready: Callable[[], bool] = getattr(chunk, "is_ready")  # noqa: B009
             while not is_ready():
@@ -193,7 +226,7 @@ class Arriving:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         spent_s = time.perf_counter() - began
         try:
-            jax.block_until_ready(self._chunks)
+            jax.block_until_ready(chunks)
         except jax.errors.JaxRuntimeError as error:
             why = _first_line(error)
             raise IslandLost(self._peer, self._what, spent_s, why) from error
@@ -204,17 +237,23 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _rows(shape: tuple[int, ...], itemsize: int) -> int:
+def _numbers(number: int, chunks: Sequence[Any]) -> list[int]:
+    """One for each chunk of a message."""
+    return [(number + i) % 2**ID_BITS for i in range(len(chunks))]
+
+
+def _rows(shape: tuple[int, ...], itemsize: int, chunk_bytes: int) -> int:
     """Elements of a chunk; 0: the array travels as it is."""
     size = math.prod(shape)
-    return CHUNK_BYTES // itemsize if size * itemsize >= 2 * CHUNK_BYTES else 0
+    return chunk_bytes // itemsize if size * itemsize >= 2 * chunk_bytes else 0
 
 
-def _chunks(like: jax.ShapeDtypeStruct) -> list[jax.ShapeDtypeStruct]:
+def _chunks(like: jax.ShapeDtypeStruct, chunk_bytes: int) -> list[jax.ShapeDtypeStruct]:
     """What an array travels as; what is empty never comes, and does not set out."""
     if 0 in like.shape:
         return []
-    size, rows = math.prod(like.shape), _rows(like.shape, like.dtype.itemsize)
+    size = math.prod(like.shape)
+    rows = _rows(like.shape, like.dtype.itemsize, chunk_bytes)
     if not rows:
         return [like]
     return [
@@ -225,10 +264,10 @@ def _chunks(like: jax.ShapeDtypeStruct) -> list[jax.ShapeDtypeStruct]:
     ]
 
 
-def _cut(x: jax.Array) -> Sequence[jax.Array]:
+def _cut(x: jax.Array, chunk_bytes: int) -> Sequence[jax.Array]:
     if 0 in x.shape:
         return []
-    rows = _rows(x.shape, x.dtype.itemsize)
+    rows = _rows(x.shape, x.dtype.itemsize, chunk_bytes)
     return _split(x, rows) if rows else [x]
 
 

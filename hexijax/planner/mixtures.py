@@ -12,8 +12,6 @@ the throughput of unlike replicas adds up and no device waits for another's shar
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from ortools.sat.python import cp_model
-
 from hexijax.planner.batches import BatchOption
 from hexijax.planner.fit import PACE, Fitter
 from hexijax.planner.forms import Form, Forms, Slot, demand, form_size, scales
@@ -237,6 +235,8 @@ class Mixtures:
         They are at most so many, and their state is spread over as many devices as
         their paces suppose.
         """
+        from ortools.sat.python import cp_model
+
         rooms = {
             form: max(_room(option, deadline_s) for option in found)
             for form, found in options.items()

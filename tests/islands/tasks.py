@@ -45,8 +45,17 @@ def arrays(seed: int) -> list[np.ndarray]:
     ]
 
 
-def swap(world: World, channel: TransferChannel, *, seed: int) -> dict[str, Any]:
-    """Arrays to everyone, and theirs."""
+def swap(
+    world: World,
+    channel: TransferChannel,
+    *,
+    seed: int,
+    bytes_per_s: float | None = None,
+) -> dict[str, Any]:
+    """Arrays to everyone, and theirs; all islands at one rate."""
+    if bytes_per_s is not None:
+        channel = TransferChannel(channel._server, world, bytes_per_s=bytes_per_s)
+    began = time.perf_counter()
     devices = jax.devices()
     mine, others = world.islands.index(world.name), len(world.islands)
     for i, peer in enumerate(world.islands):
@@ -68,7 +77,8 @@ def swap(world: World, channel: TransferChannel, *, seed: int) -> dict[str, Any]
                 assert x.sharding == z.sharding
                 np.testing.assert_array_equal(np.asarray(x), y)
     traffic = channel.traffic
-    return {"came": {peer: traffic[peer].num_bytes for peer in traffic}}
+    spent_s = time.perf_counter() - began
+    return {"came": {peer: t.num_bytes for peer, t in traffic.items()}, "s": spent_s}
 
 
 def lost(

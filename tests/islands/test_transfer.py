@@ -19,6 +19,9 @@ def test_arrays_come_whole_and_who_is_silent_or_gone_is_named(tmp_path: Path):
         for said in came.values():
             assert len(said["came"]) == 2
             assert min(said["came"].values()) > 2 * 12 * 2**20
+        slow = running.all(do="swap", seed=200, bytes_per_s=20e6)
+        for said in slow.values():  # each direction has the rate
+            assert said["s"] > max(said["came"].values()) / 20e6
         running.send("n2", signal.SIGSTOP)
         running.tell(do="lost", peer="n2", pull_s=3)
         for name in ("n0", "n1"):

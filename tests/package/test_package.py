@@ -91,6 +91,13 @@ def test_planning_imports_no_jax(module):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_plan_that_was_found_elsewhere_needs_no_solver_here():
+    """Only the search does: machines with cards may lack one."""
+    rooms = "hexijax.job.machine, hexijax.simulator, hexijax.planner.baselines"
+    program = f"import sys; sys.modules['ortools'] = None; import {rooms}"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
 def test_public_names_load_on_first_use_and_stay():
     for name in set(hexijax.__all__) - {"__version__"}:
         assert name in dir(hexijax)

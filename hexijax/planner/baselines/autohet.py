@@ -10,8 +10,6 @@ import collections
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
-from ortools.sat.python import cp_model
-
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
 from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, orders
@@ -77,6 +75,8 @@ def _grouped(
     composer: Composer, meshes: Mapping[int, Sequence[Mesh]], replicas: int
 ) -> list[dict[int, int]] | None:
     """How many groups of each kind every replica has."""
+    from ortools.sat.python import cp_model
+
     powers = {key: 1 / composer.sample_s(some[0]) for key, some in meshes.items()}
     strongest = max(powers.values())
     whole = {

@@ -12,8 +12,6 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 
-from ortools.sat.python import cp_model
-
 from hexijax.planner.baselines.baseline import from_drafts, grids, with_lanes
 from hexijax.planner.baselines.composer import Composer
 from hexijax.planner.baselines.devices import Block, Mesh, Pipeline, by_speed, orders
@@ -223,6 +221,8 @@ def _solve(
     most: int,
 ) -> tuple[Counts, int]:
     """How many replicas of a stage each kind computes, so that there are most."""
+    from ortools.sat.python import cp_model
+
     if len(within) == 1:
         (degrees,) = within
         taken = {

@@ -8,8 +8,6 @@ import heapq
 import itertools
 import math
 
-from ortools.sat.python import cp_model
-
 from hexijax.planner.offload.choice import (
     GRAD_BYTES,
     Kept,
@@ -79,6 +77,8 @@ def free_bound_s(profile: Profile, allowed: Allowed | None = None) -> float:
     Each queue has the sum of its tasks, and at each layer there is room for what is
     kept by then and for one gradient.
     """
+    from ortools.sat.python import cp_model
+
     every, model = options(allowed or Allowed()), cp_model.CpModel()
     layers, host, m = profile.layers, profile.host, profile.microbatches
     picks = [
