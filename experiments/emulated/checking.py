@@ -6,31 +6,12 @@ python -m experiments.emulated.checking RESULT
 import argparse
 import json
 import platform
-import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from hexijax.runtime.profiling import host_link_s, link_s
-
-
-def product_flops_per_s(device: jax.Device, rows: int, repeats: int = 8) -> float:
-    """Of a square bfloat16 product of random numbers: the median of some."""
-    with jax.default_device(device):
-        a, b = jax.random.normal(jax.random.key(0), (2, rows, rows), jnp.bfloat16)
-        product = jax.jit(lambda a, b: a @ b)
-        product(a, b).block_until_ready()
-        times = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            for _ in range(4):
-                out = product(a, b)
-            out.block_until_ready()
-            times.append((time.perf_counter() - began) / 4)
-    return 2 * rows**3 / statistics.median(times)
+from hexijax.runtime.links import host_link_s, link_s, product_flops_per_s
 
 
 def check(rows: int, message_bytes: int) -> dict[str, Any]:
@@ -49,7 +30,9 @@ def check(rows: int, message_bytes: int) -> dict[str, Any]:
         "cards": len(devices),
         "jax": jax.__version__,
         "python": platform.python_version(),
-        "product_flops_per_s": [product_flops_per_s(d, rows) for d in devices],
+        "product_flops_per_s": [
+            product_flops_per_s(d, "bfloat16", rows) for d in devices
+        ],
         "link_latency_s": small_s,
         "link_bytes_per_s": rates,
         "host_bytes_per_s": message_bytes / host_link_s(first, message_bytes),

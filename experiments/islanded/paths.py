@@ -16,7 +16,7 @@ from jax.sharding import SingleDeviceSharding
 from experiments.islanded.here import LOOPBACK, Here
 from hexijax.islands.transfer import TransferChannel, start_server
 from hexijax.runtime.communicator import Communicator
-from hexijax.runtime.profiling import host_link_s, link_s
+from hexijax.runtime.links import host_link_s, link_s
 
 REPEATS = 3
 STREAMS, CHUNKS = (1, 4, 8), (2**20, 2**22, 2**24)

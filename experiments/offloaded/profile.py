@@ -23,13 +23,13 @@ import optax
 from jax.sharding import SingleDeviceSharding
 
 from experiments.common import adamw
-from experiments.emulated.checking import product_flops_per_s
 from experiments.offloaded import cells
 from hexijax.costs.compute import fused_attention
 from hexijax.job.intake import trace_chain
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Plan, Replica, Stage
 from hexijax.runtime.engine import Engine
+from hexijax.runtime.links import product_flops_per_s
 from hexijax.runtime.profiling import (
     even_segments,
     instruction_times,
@@ -203,7 +203,7 @@ def main() -> None:
 
     device, scale = jax.devices()[0], 1 if args.small else 256
     rows = 256 if args.small else 8192
-    found["product_flops_per_s"] = product_flops_per_s(device, rows)
+    found["product_flops_per_s"] = product_flops_per_s(device, "bfloat16", rows)
     found["links"] = links(device, scale * 2**21)
     found["pieces"] = pieces(device)
     host = host_update(device, scale * 2**17)

@@ -18,6 +18,7 @@ from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.report import RunFolder
 from hexijax.report.explain import brief
+from hexijax.report.grounds import measurements
 from hexijax.report.judged import judge
 
 
@@ -58,7 +59,7 @@ def begin(
     found = choices(arguments)
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
-        _check_gpu()
+        check_gpu()
     if islands and len(session.cluster.islands) != islands:
         grouped = regrouped(session.cluster, islands)
         session = dataclasses.replace(session, cluster=grouped)
@@ -76,6 +77,8 @@ def begin(
     chain = trace_chain(experiment)
     for note in chain.notes:
         screen.say(f"note: {note}")
+    for line in measurements(session.cluster):
+        screen.say(f"note: {line}")
     plan = None
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None
@@ -122,7 +125,7 @@ def choices(arguments: argparse.Namespace) -> saving.Choices:
     return choices
 
 
-def _check_gpu() -> None:
+def check_gpu() -> None:
     """Raises a ``UserError`` where a GPU is present that JAX cannot see."""
     from hexijax.cli.doctor import missing_gpu_message
 

@@ -17,7 +17,7 @@ from hexijax.islands.rendezvous import SILENCE_S
 PULL_S = 60.0
 """In which anything from another island must have come."""
 
-_PATHS = ("cluster", "json", "out")
+_PATHS = ("cluster", "profile", "json", "out")
 
 
 def add_run_flags(run: argparse.ArgumentParser) -> None:
@@ -184,7 +184,7 @@ def to_json(arguments: argparse.Namespace) -> dict[str, Any]:
     own = argparse.ArgumentParser(add_help=False)
     add_training_flags(own)
     names = [action.dest for action in own._actions]
-    names += ["experiment", "cluster", "plan", "set", "json", "out"]
+    names += ["experiment", "cluster", "profile", "plan", "set", "json", "out"]
     values = {name: getattr(arguments, name) for name in names}
     return {k: str(v) if isinstance(v, Path) else v for k, v in values.items()}
 

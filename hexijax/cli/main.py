@@ -101,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         "--tokens", type=_seconds, metavar="N", help="say how many days N tokens take"
     )
 
+    _with_profile(commands)
     _with_export(commands)
 
     new = commands.add_parser("new", help="a project of your own, which runs at once")
@@ -147,6 +148,12 @@ def _with_experiment(
         type=Path,
         metavar="FILE",
         help="cluster file, over the experiment's",
+    )
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="measured figures, over the cluster's: as `hexijax profile` writes them",
     )
     parser.add_argument(
         "--plan",
@@ -210,6 +217,57 @@ def _with_page(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write one page to send round"
     )
+
+
+def _with_profile(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
+    parser = commands.add_parser(
+        "profile", help="measure this machine's devices and links for plans to use"
+    )
+    parser.set_defaults(start=_profile)
+    parser.add_argument(
+        "experiment", metavar="EXPERIMENT", help="whose layers and optimizer are timed"
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="what this machine is called, over the experiment's",
+    )
+    parser.add_argument(
+        "--node", metavar="NAME", help="this machine is that node of the cluster"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="change a field of the experiment",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("profile.toml"),
+        metavar="FILE",
+        help="the profile file, which is gone on with (default: profile.toml)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=240.0,
+        metavar="S",
+        help="begin nothing new after so many (default: 240)",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=positive,
+        nargs="+",
+        metavar="N",
+        help="microbatches whose layers are timed (default: 1, 2, 4, ... up to the "
+        "batch, at most 64)",
+    )
+    parser.add_argument("--cpu", action="store_true", help="leave GPUs alone")
 
 
 def _with_export(
@@ -339,6 +397,12 @@ def _whatif(arguments: argparse.Namespace) -> int:
     from hexijax.cli.whatif import whatif
 
     return whatif(arguments)
+
+
+def _profile(arguments: argparse.Namespace) -> int:
+    from hexijax.cli.profile import profile
+
+    return profile(arguments)
 
 
 def _export(arguments: argparse.Namespace) -> int:

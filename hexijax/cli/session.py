@@ -66,6 +66,8 @@ def open_session(
         from hexijax.runtime.devices import local_cluster
 
         cluster = local_cluster()
+    if profile := getattr(arguments, "profile", None):
+        cluster = cluster.with_profiles(profile)
     return Session(
         source=source, experiment=experiment, cluster=cluster, settings=values
     )

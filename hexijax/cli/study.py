@@ -18,6 +18,7 @@ from hexijax.job.intake import problem, trace_chain
 from hexijax.plan import Plan, checks, serial
 from hexijax.planner import Objective
 from hexijax.report.folder import temps_beside
+from hexijax.report.grounds import measurements
 from hexijax.report.problem import Problem
 
 Tell = Callable[[str], None]
@@ -57,6 +58,8 @@ def open_study(
     given = named if named.suffix == ".json" else getattr(arguments, "plan", None)
     temps = temps_beside(Path(given)) if given else Temps()
     aimed = dataclasses.replace(_aimed(study.problem, arguments), temps=temps)
+    for line in measurements(aimed.cluster):
+        tell(f"note: {line}")
     return dataclasses.replace(study, problem=aimed)
 
 
@@ -81,6 +84,8 @@ def _from_plan(file: Path, arguments: argparse.Namespace, *, own_plan: bool) -> 
             )
     saved = serial.load(file)
     cluster = read_cluster(arguments.cluster) if arguments.cluster else saved.cluster
+    if arguments.profile:
+        cluster = cluster.with_profiles(arguments.profile)
     if own_plan:
         checks.check(saved.plan, saved.chain, cluster)
     return Study(

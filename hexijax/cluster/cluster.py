@@ -15,7 +15,7 @@ from typing import Any
 
 from hexijax.cluster import catalog, toml
 from hexijax.cluster.checks import check_links, check_nodes, resolve_kinds
-from hexijax.cluster.document import load_profiles, read_parts, write_parts
+from hexijax.cluster.document import load_measured, read_parts, write_parts
 from hexijax.cluster.errors import ClusterError, Form, Place
 from hexijax.cluster.link import LinkProfile
 from hexijax.cluster.links import NO_LINKS, Links
@@ -109,10 +109,15 @@ class Cluster:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def with_profiles(self, source: toml.Source) -> "Cluster":
-        """The cluster with the figures of a profile file (or text) over its own."""
+        """The cluster with the figures of a profile file (or text) over its own: of
+        kinds, and of the nodes and pairs that it names."""
         mine = {profile.kind: profile for profile in self.profiles}
-        measured = load_profiles(source, {**catalog.profiles(), **mine})
-        return dataclasses.replace(self, profiles=tuple((mine | measured).values()))
+        measured = load_measured(source, {**catalog.profiles(), **mine})
+        return dataclasses.replace(
+            self,
+            profiles=tuple({**mine, **measured.kinds}.values()),
+            **measured.over(self.nodes, self.links),
+        )
 
     def device(self, name: str) -> Device:
         """The device called ``name``, ``node/index``."""

@@ -13,6 +13,7 @@ from hexijax.cluster import catalog, toml
 from hexijax.cluster.errors import Form, Place, shown
 from hexijax.cluster.kinds import read_kinds, write_kinds
 from hexijax.cluster.links import LINKS, Links
+from hexijax.cluster.measured import KEYS, Measured, read_measured
 from hexijax.cluster.node import NODE, Node
 from hexijax.cluster.profile import DeviceProfile
 from hexijax.cluster.record import check_keys
@@ -36,15 +37,18 @@ def read_parts(raw: object, place: Place, folder: Path) -> dict[str, Any]:
                 "docs/cluster.md has an example to start from."
             )
     found = read_kinds(table.get("kinds", {}), place.at("kinds"), catalog.profiles())
-    if "profile" in table:
-        profile = Text().read(table["profile"], place.at("profile"))
-        found |= load_profiles(folder / profile, {**catalog.profiles(), **found})
-    return {
+    parts = {
         "name": NAME.read(table["name"], place.at("name")),
         "nodes": NODES.read(table["nodes"], place.at("nodes")),
         "links": LINKS.read(table.get("links", {}), place.at("links")),
-        "profiles": tuple(found.values()),
     }
+    if "profile" in table:
+        profile = Text().read(table["profile"], place.at("profile"))
+        known = {**catalog.profiles(), **found}
+        measured = load_measured(folder / profile, known)
+        parts |= measured.over(parts["nodes"], parts["links"])
+        found |= measured.kinds
+    return parts | {"profiles": tuple(found.values())}
 
 
 def write_parts(
@@ -65,14 +69,11 @@ def write_parts(
     return head | {key: table for key, table in tables.items() if table}
 
 
-def load_profiles(
-    source: toml.Source, known: Mapping[str, DeviceProfile]
-) -> dict[str, DeviceProfile]:
-    """The kinds of a profile file, over those already known."""
+def load_measured(source: toml.Source, known: Mapping[str, DeviceProfile]) -> Measured:
+    """A profile file's figures, over the kinds already known."""
     raw, name, _ = toml.load(source, called="profile")
     place = Place(source=name, form=Form.FILE)
-    table = _versioned(raw, ("format", "kinds"), place)
-    return read_kinds(table.get("kinds", {}), place.at("kinds"), known)
+    return read_measured(_versioned(raw, KEYS, place), place, known)
 
 
 def _versioned(

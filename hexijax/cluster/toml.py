@@ -87,7 +87,10 @@ def _inline(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list):
-        return f"[{', '.join(_inline(item) for item in value)}]"
+        items = [_inline(item) for item in value]
+        if value and isinstance(value[0], dict):  # measurements: a line each
+            return "[\n" + "".join(f"  {item},\n" for item in items) + "]"
+        return f"[{', '.join(items)}]"
     assert isinstance(value, dict), value
     pairs = ", ".join(f"{_key(k)} = {_inline(v)}" for k, v in value.items())
     return f"{{ {pairs} }}" if pairs else "{}"

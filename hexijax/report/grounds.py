@@ -1,6 +1,7 @@
 """What layer times rest on: said where measured ones are stretched.
 
     Judged -> grounds -> a line for each kind with measurements that do not answer all
+    Cluster -> measurements -> what was measured of it, and on what
 
 A kind that was never measured goes by its data sheet throughout, and needs no line.
 """
@@ -8,10 +9,18 @@ A kind that was never measured goes by its data sheet throughout, and needs no l
 import collections
 from collections.abc import Iterator
 
+from hexijax.cluster import Cluster
 from hexijax.costs.compute import fused_attention
 from hexijax.costs.measured import Basis, basis
 from hexijax.report.judged import Judged
 from hexijax.report.words import listed
+
+HOST_FIELDS = {
+    "host_link_bytes_per_s": "host link",
+    "host_out_bytes_per_s": "way back to the host",
+    "host_update_params_per_s": "host updates",
+}
+"""Of nodes, and what they are called."""
 
 WORDS = {
     Basis.MEASURED: "measured",
@@ -48,6 +57,30 @@ def grounds(judged: Judged) -> Iterator[str]:
                 if counts[its]
             ]
             yield f"times of {kind}: layers {listed(parts)}"
+
+
+def measurements(cluster: Cluster) -> Iterator[str]:
+    """What of a cluster was measured, and on what: lines for people, none where no
+    layer was."""
+    measured = [p for p in cluster.profiles if p.layer_times]
+    for profile in measured:
+        layers = [row for row in profile.layer_times if "forward_s" in row]
+        yield f"{profile.kind}: {len(layers)} times of layers; {profile.source}"
+    if not measured:
+        return
+    by_what: dict[str, list[str]] = {}
+    for node in cluster.nodes:
+        what = [words for f, words in HOST_FIELDS.items() if getattr(node, f)]
+        if node.link is not None and node.link.measured:
+            what = ["link", *what]
+        if what:
+            by_what.setdefault(listed(what), []).append(node.name)
+    for what, nodes in by_what.items():
+        some = listed(nodes) if len(nodes) <= 4 else f"{len(nodes)} nodes"
+        yield f"measured of {some}: {what}"
+    pairs = (*cluster.links.device_pairs, *cluster.links.node_pairs)
+    if count := sum(bool(pair.link.measured) for pair in pairs):
+        yield f"measured links between {count} pairs"
 
 
 def _of(sizes: set[int], its: Basis) -> str:

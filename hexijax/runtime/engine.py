@@ -13,10 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from hexijax import compat
 from hexijax.cluster import Cluster
 from hexijax.costs import PlanCosts
 from hexijax.costs.temp import Temps
@@ -24,7 +22,7 @@ from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.layers.segment import Segment
-from hexijax.layers.trace import TracedModel, trace_model
+from hexijax.layers.trace import TracedModel
 from hexijax.plan.checks import check_whole
 from hexijax.plan.plan import Place, Plan, stage_place
 from hexijax.plan.precision import DYNAMIC, loss_scale
@@ -77,6 +75,7 @@ from hexijax.runtime.segments import (
     Progress,
     zeros,
 )
+from hexijax.runtime.tracing import attention_on, traced_as
 from hexijax.runtime.trainable import frozen_names
 from hexijax.runtime.verdicts import Verdicts
 from hexijax.weights.slices import Key, Slice
@@ -191,21 +190,14 @@ class Engine:
     def _trace(
         self, dtype: str, attention: str, size: int, padded: bool
     ) -> TracedModel:
-        loss = self.experiment.loss
-        if hasattr(loss, "variant"):
-            loss = loss.variant(dtype=dtype, attention=attention)
-        batch = {
-            name: jax.ShapeDtypeStruct((size, *array.shape), jnp.dtype(array.dtype))
-            for name, array in self.chain.batch.items()
-        }
-        return trace_model(
-            loss,
+        return traced_as(
+            self.experiment,
             self._abstract,
-            batch,
-            microbatch_size=size,
+            self.chain,
+            dtype=dtype,
+            attention=attention,
+            size=size,
             padded=padded,
-            per_microbatch=self.experiment.per_microbatch,
-            frozen=self.chain.frozen,
         )
 
     def _traced(self, place: Place) -> TracedModel:
@@ -214,17 +206,11 @@ class Engine:
         replica = self.plan.replicas[int(place[1:].split(".")[0])]
         device = self.devices[stage.devices[0]]
         profile = self.cluster.device(stage.devices[0]).profile
-        cudnn = (
-            device.platform == "gpu"
-            and profile.has_cudnn_attention
-            and stage.dtype in ("bfloat16", "float16")
-        )
-        if device.platform == "cpu" and stage.dtype == "float16":
-            compat.float16_products_on_cpus()
+        attention = attention_on(device, profile, stage.dtype)
         room = replica.microbatches * replica.microbatch_size
         padded = self._pads_all or replica.samples < room
         size = replica.microbatch_size // stage.lanes
-        return self._trace(stage.dtype, "cudnn" if cudnn else "xla", size, padded)
+        return self._trace(stage.dtype, attention, size, padded)
 
     def _param_dtypes(self, place: Place) -> dict[str, str]:
         """Dtype of each leaf on a stage: that of its first use, if segments agree."""

@@ -53,6 +53,24 @@ class Work(enum.Enum):
     EVALUATE = ("evaluate",)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """Shapes and shardings of what a segment's programs are handed."""
+
+    params: Any
+    """Parameters."""
+    act: Any
+    """At its first border."""
+    batch: Any
+    """Arrays of the batch, by name."""
+    consts: Any
+    """Large constants, by name."""
+    cot: Any
+    """At its last border; of the last segment, what multiplies the loss."""
+    grads: Any
+    """Gradients so far."""
+
+
 @dataclasses.dataclass
 class Lowered:
     lowered: Any
@@ -86,6 +104,17 @@ class Job:
         self._made: Any = None
 
     # Shapes and shardings of what goes in.
+
+    def given(self) -> Given:
+        """All of it but residuals, which are the forward's own."""
+        return Given(
+            params=self._params(),
+            act=self._act(),
+            batch=self._batch(),
+            consts=self._consts(),
+            cot=self._cot(),
+            grads=self._grads(),
+        )
 
     def _params(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(

@@ -1,7 +1,6 @@
-"""Measures what the cost model would otherwise reckon: layers, updates, links.
+"""Measures what the cost model would otherwise reckon: layers and updates.
 
     Engine on one device -> instruction_times -> layer_rows, update_row -> DeviceProfile
-    two devices -> link_s -> LinkProfile
 
 The programs that are timed are those of training. Each instruction is waited for, so a
 time holds nothing of its neighbours; what waiting itself costs is measured, too, and
@@ -10,16 +9,15 @@ taken off.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from hexijax.layers.chain import Chain, Layer, Remat
 from hexijax.program.program import Backward, Forward, Instruction, Update
 from hexijax.runtime.engine import Engine
+from hexijax.runtime.stopwatch import waiting_s
 
 Times = Sequence[tuple[Instruction, float]]
 """Each instruction of a step with its seconds, in the order of dispatch."""
@@ -44,13 +42,6 @@ def instruction_times(engine: Engine, batch: Mapping[str, Any], step: int) -> Ti
 
     engine.watched_step(batch, step, then)
     return found
-
-
-def waiting_s(device: jax.Device, repeats: int = 50) -> float:
-    """Seconds that it takes to call a program that does nothing and wait for it."""
-    x = jax.device_put(np.zeros(8, np.float32), device)
-    call = jax.jit(lambda x: x + 1)
-    return _median_s(lambda: call(x), repeats)
 
 
 def even_segments(chain: Chain, most: int) -> tuple[int, ...]:
@@ -138,30 +129,3 @@ def update_row(chain: Chain, times: Times) -> dict[str, Any]:
         "update_params": sum(g.size for g in chain.groups if g.trainable),
         "update_s": sum(s for i, s in times if isinstance(i, Update)),
     }
-
-
-def link_s(
-    source: jax.Device, target: jax.Device, num_bytes: int, repeats: int = 5
-) -> float:
-    """Median seconds of a copy from one device to another."""
-    x = jax.device_put(jnp.zeros(max(1, num_bytes), jnp.uint8), source)
-    x.block_until_ready()
-    return _median_s(lambda: jax.device_put(x, target), repeats)
-
-
-def host_link_s(device: jax.Device, num_bytes: int, repeats: int = 5) -> float:
-    """Median seconds of a copy to pinned host memory; the way back is no slower."""
-    where = jax.sharding.SingleDeviceSharding(device)
-    x = jax.device_put(jnp.zeros(num_bytes, jnp.uint8), where)
-    host = where.with_memory_kind("pinned_host")
-    return _median_s(lambda: jax.device_put(x, host), repeats)
-
-
-def _median_s(call: Callable[[], Any], repeats: int) -> float:
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        jax.block_until_ready(call())
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)

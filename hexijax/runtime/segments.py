@@ -21,7 +21,7 @@ from hexijax.layers.chain import Leaf
 from hexijax.layers.segment import Segment
 from hexijax.plan.plan import Place
 from hexijax.runtime.layout import Layout
-from hexijax.runtime.lowering import Compiled, Job, Work
+from hexijax.runtime.lowering import Compiled, Given, Job, Work
 
 Progress = Callable[[str, int, int], None]
 
@@ -51,6 +51,11 @@ class Compiler:
         if key not in self._made:
             self._made[key] = Job(self.layout, place, segment, dtypes, work)
         self._wanted[name] = (key, segment)
+
+    def given(self, name: Any) -> Given:
+        """What the programs called ``name`` are handed."""
+        key, _ = self._wanted[name]
+        return self._made[key].given()
 
     @property
     def num_distinct(self) -> int:

@@ -1,0 +1,152 @@
+"""What an update takes at each site: on the device, streamed through it, on the host.
+
+    Experiment, Chain, a device, site -> update -> parameters, seconds
+
+The program is training's own, of the largest bucket that one home updates at once.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hexijax.experiment import Experiment
+from hexijax.layers.chain import Chain
+from hexijax.plan.plan import Memory, StateShare
+from hexijax.program.program import Site
+from hexijax.runtime.group_shapes import to_host
+from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.intake import abstract_params
+from hexijax.runtime.layer_timing import PLACE, mesh_plan
+from hexijax.runtime.layout import PINNED_HOST, Layout
+from hexijax.runtime.optimizer import GroupUpdate
+from hexijax.runtime.programs import Programs
+from hexijax.runtime.stopwatch import device_s, filled, median_s
+
+_STATE = {
+    Site.DEVICE: StateShare(groups=("*",), shares={}),
+    Site.STREAMED: StateShare(groups=("*",), shares={}, memory=Memory.HOST),
+    Site.HOST: StateShare(
+        groups=("*",), shares={}, memory=Memory.HOST, update=Memory.HOST
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateTime:
+    """Of one bucket."""
+
+    params: int
+    """Parameters in it."""
+
+    seconds: float
+    """Until the new ones are on the device in the dtype it computes in."""
+
+    @property
+    def params_per_s(self) -> float:
+        """Its rate."""
+        return self.params / max(self.seconds, 1e-9)
+
+
+def update(
+    experiment: Experiment,
+    chain: Chain,
+    devices: Mapping[str, jax.Device],
+    name: str,
+    *,
+    dtype: str,
+    site: Site,
+) -> UpdateTime:
+    """Times one bucket's update by one device, or by its host with all its cores.
+
+    Args:
+      experiment: whose optimizer.
+      chain: whose parameters.
+      devices: JAX's, by name.
+      name: of the device.
+      dtype: that it computes in.
+      site: where the update runs; ``STREAMED`` counts both copies and the update, one
+        after another.
+
+    Raises:
+      UserError: the host is to update, and the process has no CPU backend.
+    """
+    plan = mesh_plan(chain, [name], dtype=dtype, samples=1, state=_STATE[site])
+    layout = Layout(plan, chain, devices)
+    group = max((g for g in layout.groups if g.trainable), key=lambda g: g.size)
+    floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in group.leaves]
+    runtime = GroupRuntime(
+        layout=layout,
+        programs=Programs(),
+        update=GroupUpdate.of(
+            experiment.optimizer, abstract_params(experiment), frozen=chain.frozen
+        ),
+        group=group,
+        members=(PLACE,),
+        param_dtypes={
+            PLACE: [
+                dtype if f else leaf.dtype
+                for f, leaf in zip(floats, group.leaves, strict=True)
+            ]
+        },
+        unscale=1.0,
+        guarded=False,
+    )
+    computed = runtime.computed_structs(PLACE)
+    grads = filled(
+        tuple(
+            jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+            for x in computed["master"]
+        )
+    )
+    # Moments of squares are not below zero.
+    state = jax.tree.map(abs, filled(computed))
+    device = devices[name]
+    if site is Site.DEVICE:
+        seconds = device_s(_on_device(runtime, state, grads), device)
+    elif site is Site.STREAMED:
+        seconds = median_s(_streamed(runtime, state, grads), 3)
+    else:
+        seconds = median_s(_on_host(runtime, state, grads), 3)
+    return UpdateTime(params=group.size, seconds=seconds)
+
+
+def _on_device(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any]:
+    held = [state]
+
+    def call() -> Any:
+        held[0], slices = runtime.update(PLACE, held[0], grads, None)
+        return held[0], slices
+
+    return call
+
+
+def _streamed(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any]:
+    here = jax.tree.map(lambda x: x.sharding, state)
+    rests = jax.tree.map(lambda s: s.with_memory_kind(PINNED_HOST), here)
+    held = [jax.block_until_ready(jax.device_put(state, rests))]
+
+    def call() -> Any:
+        come = jax.device_put(held[0], here)
+        new, slices = runtime.update(PLACE, come, grads, None)
+        held[0] = jax.device_put(new, rests)
+        return held[0], slices
+
+    return call
+
+
+def _on_host(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any]:
+    leaves, tree = jax.tree.flatten(state)
+    held = [jax.tree.unflatten(tree, to_host(leaves))]
+    pinned = jax.tree.map(lambda x: x.sharding.with_memory_kind(PINNED_HOST), grads)
+    left = jax.block_until_ready(jax.device_put(grads, pinned))
+
+    def call() -> Any:
+        held[0], slices = runtime.update_on_host(
+            PLACE, held[0], left, None, travels=True
+        )
+        return runtime.on_devices(PLACE, slices)
+
+    return call
