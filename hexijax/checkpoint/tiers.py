@@ -17,7 +17,7 @@ from hexijax.checkpoint.slices import Slice
 from hexijax.checkpoint.sources import DISK, FAR, PEER, Held, Source
 from hexijax.weights.stored.files import Files, Rate
 from hexijax.weights.stored.manifest import Manifest
-from hexijax.weights.stored.parts import Part, first_gap, parts_in
+from hexijax.weights.stored.parts import Part, first_gap, of_one_mind, parts_in
 
 KEEP = 2
 """Steps kept in a tier, unless told: while one is written, the last is whole."""
@@ -174,7 +174,8 @@ def inventory(
     far = tiers.far
     if far is not None:
         parts += _found(lambda: parts_in(far, FAR, "", tiers.far_rate, tell), far, tell)
-    return Inventory(parts=parts, copies=neighbours.copies() if neighbours else ())
+    copies = neighbours.copies() if neighbours else ()
+    return Inventory(parts=of_one_mind(parts), copies=copies)
 
 
 def _found(

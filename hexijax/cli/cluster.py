@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -178,6 +179,8 @@ def _rate(a: str, b: str, arguments: argparse.Namespace) -> tuple[float, float]:
     with server:
         assert server.stdin is not None
         assert server.stdout is not None
+        late = threading.Timer(PROBE_S, server.kill)  # then its line is empty
+        late.start()
         try:
             server.stdin.write(f"{token}\n")
             server.stdin.flush()
@@ -185,13 +188,15 @@ def _rate(a: str, b: str, arguments: argparse.Namespace) -> tuple[float, float]:
             if not address:
                 raise UserError(
                     f"{a} cannot listen at {ssh.address_of(a)}, by which others reach "
-                    "it. Leave rates out with --no-rates, and write them by hand."
+                    f"it, or did not say so within {PROBE_S:g} s. Leave rates out with "
+                    "--no-rates, and write them by hand."
                 )
             words = [*probe, "rate-to", address]
             said = ssh.run(
                 b, words, folder=arguments.folder, secret=token, seconds=PROBE_S
             )
         finally:
+            late.cancel()
             server.kill()
     latency_s, bytes_per_s = json.loads(said.splitlines()[-1])
     return latency_s, bytes_per_s

@@ -19,7 +19,7 @@ from hexijax.cli.settings import parse_settings
 from hexijax.cli.surroundings import AUTO, RENDEZVOUS, place
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
-from hexijax.islands.member import LOST, LauncherGone, Member
+from hexijax.islands.member import LOST, Dismissed, LauncherGone, Member
 from hexijax.islands.processes import end_with_launcher
 from hexijax.islands.wire import TOKEN, joined
 from hexijax.islands.world import IslandLost
@@ -53,6 +53,9 @@ def run_island(arguments: argparse.Namespace) -> int:
     words: dict[str, object] = {}
     try:
         code, words = _train(member, arguments)
+    except Dismissed:
+        code = 0
+        print(f"The plan has nothing for island {member.name}; it ends.", flush=True)
     except (IslandLost, LauncherGone) as error:
         code = LOST
         print(f"Error: {error}", file=sys.stderr, flush=True)
@@ -82,8 +85,9 @@ def _train(
     from hexijax.cli.beginning import choices
     from hexijax.cli.training import train
     from hexijax.islands.transfer import start_server
+    from hexijax.job.digests import code_digest, data_digest
     from hexijax.job.intake import trace_chain
-    from hexijax.job.islands import Islanded, code_digest, data_digest
+    from hexijax.job.islands import Islanded
     from hexijax.job.screen import Screen
 
     screen, folder = Screen(), RunFolder(Path(str(welcome.brief["folder"])))

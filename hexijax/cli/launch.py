@@ -9,6 +9,7 @@ This process imports no JAX, so that nothing that happens to a device happens to
 import argparse
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hexijax.cli import flags as cli_flags
-from hexijax.cli.prepare import Brief, Unprepared, prepare
+from hexijax.cli.prepare import Unprepared, prepare
 from hexijax.cli.replanning import Replanner, used
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
@@ -26,7 +27,7 @@ from hexijax.islands.launcher import Launcher, Outcome, Start
 from hexijax.islands.processes import Started
 from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.ssh import Remote, address_of, own_address
-from hexijax.islands.wire import TOKEN, new_token, split_address
+from hexijax.islands.wire import TOKEN, checked, joined, new_token, split_address
 from hexijax.plan import serial
 
 LOGS = "logs"
@@ -48,6 +49,7 @@ def launch(arguments: argparse.Namespace) -> int:
         "elastic": arguments.elastic is not None,
         "wait_s": arguments.wait,
         "pull_s": arguments.pull,
+        "silence_s": arguments.silence,
         "whole": saved.cluster.to_json(),  # plans of later generations may use less
     }
     islands = used(saved.plan, saved.cluster)
@@ -64,9 +66,9 @@ def launch(arguments: argparse.Namespace) -> int:
     meeting = Rendezvous(
         islands,
         run=Path(str(brief["folder"])).name,
-        known=everyone if arguments.elastic is not None else islands,
+        known=everyone,
         token=os.environ.get(TOKEN) or new_token(),
-        address=arguments.listen or f"{_listens_at(arguments, saved.cluster)}:0",
+        address=arguments.listen or joined(_listens_at(arguments, saved.cluster), 0),
         silence_s=arguments.silence,
         say=print,
     )
@@ -75,14 +77,15 @@ def launch(arguments: argparse.Namespace) -> int:
         stack.callback(meeting.close)
         start: Start | None = None
         replan: Replanner | None = None
+        log = Log(Path(str(brief["folder"])) / LOGS, meeting)
         if arguments.serve:
             _tell_how(arguments, meeting, islands)
         elif arguments.ssh is not None:
-            start = _by_ssh(arguments, meeting, saved.cluster, brief)
+            start = _by_ssh(arguments, meeting, saved.cluster, log)
         elif arguments.ray is not None:
-            start = _by_ray(arguments, meeting, saved.cluster, brief)
+            start = _by_ray(arguments, meeting, saved.cluster, log)
         else:
-            start = _local(arguments, meeting, saved.cluster, brief)
+            start = _local(arguments, meeting, saved.cluster, log)
         if arguments.elastic is not None:
             replan = stack.enter_context(Replanner(brief, saved))
         outcome = Launcher(
@@ -114,6 +117,8 @@ def _check(arguments: argparse.Namespace) -> None:
         )
     if arguments.listen is not None:
         split_address(arguments.listen)
+    if token := os.environ.get(TOKEN):
+        checked(token)
     if arguments.ssh is not None and arguments.cluster is not None:
         raise UserError(
             f"--ssh {arguments.ssh} and --cluster {arguments.cluster} were both given: "
@@ -138,27 +143,44 @@ def _check(arguments: argparse.Namespace) -> None:
         )
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Log:
+    """Where islands' lines go."""
+
+    folder: Path
+    meeting: Rendezvous
+
+    def of(self, island: str) -> Path:
+        """The file of one."""
+        return self.folder / f"{island}.log"
+
+    def shows(self, island: str) -> bool:
+        """Whether the screen shows it, too: the first, which writes what the run
+        leaves."""
+        return island in self.meeting.islands[:1]
+
+    def tell(self, island: str, line: str) -> None:
+        """Takes a line, besides the file."""
+        if self.shows(island):
+            _say(line)
+
+
 def _local(
     arguments: argparse.Namespace,
     meeting: Rendezvous,
     cluster: Cluster,
-    brief: Brief,
+    log: Log,
 ) -> Start:
     """Starts islands on this machine."""
-    folder = Path(str(brief["folder"])) / LOGS
     cards = visible_cards(cluster) if not arguments.emulate else {}
-
-    def tell(name: str, line: str) -> None:
-        if name in meeting.islands[:1]:  # which writes what the run leaves
-            _say(line)
 
     def start(name: str) -> Started:
         return Started(
             name,
             island_command(arguments.experiment, name, meeting.address),
-            log=folder / f"{name}.log",
+            log=log.of(name),
             environ={**_environ(meeting), **cards.get(name, {})},
-            tell=tell,
+            tell=log.tell,
         )
 
     return start
@@ -168,15 +190,10 @@ def _by_ssh(
     arguments: argparse.Namespace,
     meeting: Rendezvous,
     cluster: Cluster,
-    brief: Brief,
+    log: Log,
 ) -> Start:
     """Starts islands on the hosts of their nodes."""
-    folder = Path(str(brief["folder"])) / LOGS
     hosts = {name: _host(cluster, name) for name in meeting.known}
-
-    def tell(name: str, line: str) -> None:
-        if name in meeting.islands[:1]:
-            _say(line)
 
     def start(name: str) -> Started:
         words = island_command(arguments.experiment, name, meeting.address)
@@ -191,9 +208,9 @@ def _by_ssh(
             [arguments.python, *words[1:]],
             folder=arguments.folder,
             token=meeting.token,
-            log=folder / f"{name}.log",
+            log=log.of(name),
             process=process,
-            tell=tell,
+            tell=log.tell,
         )
 
     return start
@@ -203,10 +220,9 @@ def _by_ray(
     arguments: argparse.Namespace,
     meeting: Rendezvous,
     cluster: Cluster,
-    brief: Brief,
+    log: Log,
 ) -> Start:
     """Starts islands as actors of a Ray cluster."""
-    folder = Path(str(brief["folder"])) / LOGS
     on_ray.connect(arguments.ray)
 
     def start(name: str) -> on_ray.RayIsland:
@@ -219,8 +235,8 @@ def _by_ray(
             [arguments.python, *words[1:]],
             asks=on_ray.needs(name, kinds, on_ray.resources()),
             environ=_environ(meeting),
-            log=folder / f"{name}.log",
-            shown=name in meeting.islands[:1],
+            log=log.of(name),
+            shown=log.shows(name),
         )
 
     return start

@@ -191,13 +191,7 @@ def _resume(
             f"{experiment.steps} were asked for. Ask for more: --set "
             f"steps={2 * saved.step}."
         )
-    if saved.data_state is None:
-        raise UserError(
-            f"--resume: {folder.path} was saved without the position of its data, by "
-            "a loop of its own. Go on with a Trainer's resume, or start a new run from "
-            f"its parameters: init={str(folder.path)!r}."
-        )
-    batches.set_state(saved.data_state)
+    batches.set_state(saving.position(saved, folder.path))
     screen.say(f"resuming {folder.path} after step {saved.step}: {restored.moved}")
     if moved := saving.moved_versions(saved):
         screen.say(f"versions changed, so last digits may: {', '.join(moved)}")

@@ -4,7 +4,8 @@
     lost (exit, silence, hung up, blamed) -> fenced, named -> a new generation, or end
 
 Who decides about life lives here and nowhere else. It needs no JAX, and waits for no
-island: it looks at processes and at the rendezvous in turn.
+island and for no plan: it looks at processes, at the rendezvous and at its planner in
+turn.
 """
 
 import dataclasses
@@ -14,9 +15,10 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
-from hexijax.islands.processes import ended_how
+from hexijax.islands.asking import Asking
+from hexijax.islands.processes import Process, ended_how
 from hexijax.islands.rendezvous import Heard, Rendezvous
 from hexijax.islands.wire import Message
 
@@ -28,39 +30,14 @@ LOOK_S = 0.05
 JOIN_S = 300.0
 """For all islands to import, compile nothing yet, and join."""
 
+LAST_WORDS_S = 1.0
+"""For what an island that has ended said before."""
+
 GRACE_S = 10.0
 """For islands to end by themselves once the job cannot go on."""
 
 RESTARTS = 5
 """How often in a row an island may be lost before it joined; then it stays away."""
-
-
-class Process(Protocol):
-    """A started island."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None: it runs."""
-        ...
-
-    def ended(self) -> str:
-        """How, where more is known than its exit code says; else empty."""
-        ...
-
-    def signal(self, number: int) -> None:
-        """Sends a signal to it and all it started."""
-        ...
-
-    def wait(self, seconds: float) -> bool:
-        """Whether it has ended within ``seconds``."""
-        ...
-
-    def kill(self) -> None:
-        """Ends it at once."""
-        ...
-
-    def last_lines(self) -> str:
-        """The end of its log."""
-        ...
 
 
 Start = Callable[[str], Process]
@@ -109,15 +86,19 @@ class Launcher:
           say: takes lines for people.
         """
         self._meeting, self._start, self._say = rendezvous, start, say
-        self._replan, self._restart = replan, restart and start is not None
+        self._replan = Asking(replan) if replan else None
+        self._restart = restart and start is not None
         self._join_s, self._grace_s = join_s, grace_s
         self._processes: dict[str, Process] = {}
         self._left: dict[str, Mapping[str, Any]] = {}
         self._lost: list[tuple[str, str]] = []
+        self._joined: set[str] = set()  # since they were started
         self._failures: dict[str, int] = {}
         self._waiting: set[str] = set()
         self._idle: set[str] = set()  # no plan needed them
         self._halted: set[str] | None = None  # while a change is agreed on
+        self._due: set[str] | None = None  # who is left, while it is planned for them
+        self._due_s = 0.0  # since when
         self._asked = self._obeyed = 0  # Ctrl-C and SIGTERM
         self._ending_s: float | None = None
         self._code: int | None = None
@@ -155,7 +136,8 @@ class Launcher:
             code = process.poll()
             if code is None or name in self._left:
                 continue
-            while not self._meeting.heard.empty():  # it may have left just now
+            self._meeting.hear_out(name, LAST_WORDS_S)  # it may have left just now
+            while not self._meeting.heard.empty():
                 self._hear(self._meeting.heard.get())
             if name not in self._left:
                 how = process.ended() or ended_how(code)
@@ -165,6 +147,8 @@ class Launcher:
                     return
         for name, why in lost.items():
             self._lose(name, why)
+        if self._replan is not None and (found := self._replan.answer()):
+            self._planned(*found)
         missing = self._meeting.missing()
         if missing and self._code is None and self._meeting.waited_s() > self._join_s:
             for name in missing:
@@ -173,6 +157,8 @@ class Launcher:
     def _over(self) -> bool:
         if self._ending_s is not None and time.monotonic() > self._ending_s:
             return True
+        if self._due is not None and self._code is None:
+            return False
         if not self._meeting.islands:
             running = any(p.poll() is None for p in self._processes.values())
             self._code = self._code if running else LOST
@@ -185,20 +171,24 @@ class Launcher:
     def _hear(self, heard: Heard) -> None:
         name = heard.island
         match heard.what:
-            case "connected" if name not in self._meeting.islands and self._replan:
+            case "connected" if name not in self._meeting.islands:
+                if self._replan is None:
+                    self._meeting.dismiss(name)  # the plan has nothing for it
+                    return
                 self._waiting.add(name)
                 if self._meeting.islands:
                     self._change()
                 else:
-                    self._anew(self._waiting)
+                    self._anew(self._due or set())
             case "joined":
+                self._joined.add(name)
                 self._failures.pop(name, None)
                 if not self._meeting.missing():
                     self._change()
             case "halted" if self._halted is not None:
                 self._halted.add(name)
                 if self._halted >= set(self._meeting.islands):
-                    self._anew({*self._meeting.islands, *self._waiting})
+                    self._anew(set(self._meeting.islands))
             case "left":
                 self._left[name] = heard.said
                 if code := int(heard.said.get("code", 0)):
@@ -206,7 +196,9 @@ class Launcher:
                         self._say_why(name, code, heard.said)
                     self._wind_down(code)
             case "blames":
-                blamed = str(heard.said.get("island"))
+                blamed = self._meeting.culprit(
+                    str(heard.said.get("island")), float(heard.said.get("waited_s", 0))
+                )
                 if blamed in self._meeting.islands:
                     self._lose(blamed, f"{name} says: {heard.said.get('why')}")
             case "asks to stop":
@@ -234,7 +226,8 @@ class Launcher:
         """Fences it; then the others go on without it, or end."""
         if name in self._left:
             return
-        took_part = name in self._meeting.islands
+        left = set(self._meeting.islands if self._due is None else self._due)
+        took_part = name in left
         self._waiting.discard(name)
         self._idle.discard(name)
         process = self._processes.pop(name, None)
@@ -247,17 +240,18 @@ class Launcher:
         self._lost.append((name, why))
         self._say(f"island {name} is lost: {why}")
         if took_part:
-            left = {x for x in self._meeting.islands if x != name}
             if self._replan is None or self._asked:
                 if process and (lines := process.last_lines()):
                     self._say(f"the last lines of island {name}:\n{lines}")
                 self._left[name] = {"code": LOST}
                 self._wind_down(LOST)
                 return
-            self._anew(left | self._waiting)
+            self._anew(left - {name})
         if self._restart and self._code is None:
-            self._failures[name] = self._failures.get(name, 0) + 1
-            if self._failures[name] > RESTARTS:
+            had_joined = name in self._joined
+            self._joined.discard(name)
+            self._failures[name] = 0 if had_joined else self._failures.get(name, 0) + 1
+            if self._failures[name] >= RESTARTS:
                 self._say(
                     f"island {name} was lost {RESTARTS} times before it joined; it "
                     "stays away"
@@ -266,47 +260,76 @@ class Launcher:
             self._begin(name)
 
     def _anew(self, islands: set[str]) -> None:
-        """A new generation, of those of ``islands`` and the idle that are needed."""
+        """Ends this generation, and asks for a plan of ``islands`` and all who wait."""
+        assert self._replan is not None
         self._halted = None
-        order = self._in_order(islands | self._idle)
-        if not order:
-            self._meeting.suspend()  # the first that is back goes on alone
+        self._meeting.suspend()  # nobody joins what has ended
+        order = self._in_order({*islands, *self._waiting, *self._idle})
+        if self._due is None:
+            self._due_s = time.monotonic()
+        self._due = set(islands) if order else None  # the first that is back goes on
+        if order:
+            self._replan.begin(order)
+
+    def _planned(
+        self, order: tuple[str, ...], found: tuple[tuple[str, ...], Message] | None
+    ) -> None:
+        """There is a plan for ``order``, or none fits: take it, if it is still they."""
+        if self._code is not None:
             return
-        found = self._asked_for(order)
-        if found is None:
+        if self._due is None:
+            self._halt_for(order, found)
+        elif order != self._in_order({*self._due, *self._waiting, *self._idle}):
+            self._anew(self._due)
+        elif found is None:
+            self._due = None
             self._say(f"no plan fits {', '.join(order)} alone; the job ends")
             self._wind_down(LOST)
-            return
-        needed, brief = found
+        else:
+            self._begin_generation(order, *found)
+
+    def _begin_generation(
+        self, order: tuple[str, ...], needed: tuple[str, ...], brief: Message
+    ) -> None:
+        """Of those of ``order`` that are needed."""
+        self._due = None
         self._waiting -= {*order}
         self._idle = {*order} - {*needed}
         generation = self._meeting.anew(needed, brief)
         unused = f"; not needed: {', '.join(sorted(self._idle))}" if self._idle else ""
-        self._say(f"generation {generation}: {', '.join(needed)}{unused}")
+        planned = f"; planned in {time.monotonic() - self._due_s:.2f} s"
+        self._say(f"generation {generation}: {', '.join(needed)}{unused}{planned}")
 
     def _change(self) -> None:
-        """Lets those who train halt for those who wait, once all of them train."""
-        if self._replan is None or self._halted is not None or self._asked:
+        """Asks for a plan with those who wait, once all others train."""
+        if self._replan is None or not self._changeable():
             return
-        if not self._waiting or self._meeting.missing():
+        self._replan.begin(self._with_all())
+
+    def _changeable(self) -> bool:
+        busy = self._halted is not None or self._due is not None or self._asked
+        return bool(self._waiting) and not busy and not self._meeting.missing()
+
+    def _with_all(self) -> tuple[str, ...]:
+        return self._in_order({*self._meeting.islands, *self._idle, *self._waiting})
+
+    def _halt_for(
+        self, order: tuple[str, ...], found: tuple[tuple[str, ...], Message] | None
+    ) -> None:
+        """Lets those who train halt for those who wait, if that changes anything."""
+        if not self._changeable():
             return
-        islands = self._meeting.islands
-        found = self._asked_for(self._in_order({*islands, *self._idle, *self._waiting}))
-        if found is None or found[0] == islands:  # it would change nothing
+        if order != self._with_all():
+            self._change()
+        elif found is None or found[0] == self._meeting.islands:
             self._idle |= self._waiting
             self._waiting.clear()
-            return
-        self._halted = set()
-        self._meeting.stop(change=True)
+        else:
+            self._halted = set()
+            self._meeting.stop(change=True)
 
     def _in_order(self, islands: set[str]) -> tuple[str, ...]:
         return tuple(name for name in self._meeting.known if name in islands)
-
-    def _asked_for(
-        self, islands: tuple[str, ...]
-    ) -> tuple[tuple[str, ...], Message] | None:
-        assert self._replan is not None
-        return self._replan(islands)
 
     def _fail(self, name: str, code: int) -> None:
         """It ended by itself, with a fault: so does the job."""
@@ -329,7 +352,8 @@ class Launcher:
         if self._asked == 1 and self._halted is not None:
             return  # once all have halted and saved: none is to wait for one that ends
         self._obeyed = self._asked
-        if self._asked == 1 and not self._meeting.missing():
+        train = self._due is None and not self._meeting.missing()
+        if self._asked == 1 and train:
             self._say("Stopping in a few steps; Ctrl-C again stops at once.")
             self._meeting.stop()
             return
@@ -338,6 +362,8 @@ class Launcher:
     # Ending.
 
     def _end_all(self) -> None:
+        for name in {*self._waiting, *self._idle}:
+            self._meeting.dismiss(name)
         running = [p for p in self._processes.values() if p.poll() is None]
         for process in running:
             process.signal(signal.SIGTERM)

@@ -8,7 +8,6 @@ gone. An island whose launcher has gone ends by itself: nothing is left behind.
 """
 
 import contextlib
-import dataclasses
 import os
 import sys
 import threading
@@ -19,13 +18,16 @@ from typing import Any
 from hexijax.errors import UserError
 from hexijax.islands.rendezvous import HELLO_S
 from hexijax.islands.wire import Closed, Line, Message, Refused, call, derived
-from hexijax.islands.world import IslandLost, World
+from hexijax.islands.world import IslandLost, Welcome, World
 
 LOST = 3
 """Exit code: another island or the launcher was lost."""
 
 GRACE_S = 5.0
 """From the launcher's end until an island that has not ended is ended."""
+
+ANSWER_S = 5.0
+"""For the launcher to say who is late."""
 
 LAUNCHER = "the launcher"
 
@@ -37,21 +39,8 @@ class LauncherGone(UserError):
     """Nobody is at the rendezvous any more."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Welcome:
-    """What an island is told when it comes, and when a generation begins."""
-
-    run: str
-    """What the run is called."""
-
-    generation: int
-    """How often who takes part has changed."""
-
-    islands: tuple[str, ...]
-    """All that take part."""
-
-    brief: Mapping[str, Any]
-    """What is to be done: the launcher's words."""
+class Dismissed(Exception):
+    """There is nothing to do for this island."""
 
 
 class Member:
@@ -77,6 +66,10 @@ class Member:
         self._welcome: Welcome | None = None
         self._agreed: tuple[int, dict[str, str]] | None = None
         self._gathered: dict[str, dict[str, Any]] = {}
+        self._late: dict[str, str] = {}  # who is, by tag, once it has asked
+        self._dismissed = False
+        self.waits: Callable[[], tuple[str, float] | None] = lambda: None
+        """The island that this one waits for, and for how long: beats tell it."""
         self._lost: tuple[int, str, str] | None = None
         self._refused = self._gone = ""
         self._left = threading.Event()
@@ -133,6 +126,7 @@ class Member:
 
         Raises:
           UserError: it did not come.
+          Dismissed: there is nothing to do.
         """
         return self._wait(
             lambda: (
@@ -169,6 +163,7 @@ class Member:
         with self._news:
             self._generation = welcome.generation
             self._gathered.clear()
+            self._late.clear()
             self.stopping.clear()
         self._send(
             {
@@ -201,8 +196,8 @@ class Member:
         """Every island's value, by island; each must call it with the same tag.
 
         Raises:
-          IslandLost: somebody has gone.
-          UserError: it took too long.
+          IslandLost: somebody has gone, or is not there in time.
+          UserError: not even the launcher answers in time.
         """
         self.post(tag, value)
         return self.collect(tag, seconds)
@@ -216,11 +211,13 @@ class Member:
         """The second half."""
         found = self._wait(
             lambda: self._gathered.get(tag),
-            what=f"all islands at {tag}",
+            what=f"all islands at {tag!r}",
             seconds=seconds,
+            tag=tag,
         )
         with self._news:
             del self._gathered[tag]
+            self._late.pop(tag, None)
         return found
 
     def collected(self, tag: str) -> bool:
@@ -253,9 +250,10 @@ class Member:
         """Asks that the run end after a step that all agree on."""
         self._send({"do": "stop"})
 
-    def blame(self, island: str, why: str) -> None:
-        """Tells the launcher that an island did not answer."""
-        self._send({"do": "blame", "island": island, "why": why})
+    def blame(self, island: str, why: str, waited_s: float) -> None:
+        """Tells the launcher that an island did not answer for so long."""
+        message = {"do": "blame", "island": island, "why": why}
+        self._send(message | {"waited_s": waited_s})
 
     def halted(self, done: int) -> None:
         """Says that this island has halted for a change, with all of ``done`` saved."""
@@ -289,7 +287,7 @@ class Member:
             if self._gone:
                 return
             with contextlib.suppress(LauncherGone):
-                self._send({"do": "beat"})
+                self._send({"do": "beat", "waits": self.waits()})
 
     def _listen(self) -> None:
         try:
@@ -321,6 +319,10 @@ class Member:
                 case "gathered":
                     if said["generation"] == self._generation:
                         self._gathered[said["tag"]] = said["values"]
+                case "late":
+                    self._late[said["tag"]] = next(iter(said["islands"]), "")
+                case "dismissed":
+                    self._dismissed = True
                 case "lost":
                     self._lost = said["generation"], said["island"], said["why"]
                 case "refused":
@@ -345,20 +347,34 @@ class Member:
             self._end()
 
     def _wait(
-        self, found: Callable[[], Any], *, what: str, seconds: float, lost: bool = True
+        self,
+        found: Callable[[], Any],
+        *,
+        what: str,
+        seconds: float,
+        lost: bool = True,
+        tag: str | None = None,
     ) -> Any:
-        began = time.monotonic()
+        """``tag``: where all meet; who is late there is asked for in the end."""
+        began, asked = time.monotonic(), False
         with self._news:
             while (value := found()) is None:
                 if self._refused:
                     raise Refused(self._refused)
+                if self._dismissed:
+                    raise Dismissed(self.name)
                 if self._gone:
                     raise LauncherGone(self._gone)
                 waited = time.monotonic() - began
                 if lost and self._is_lost() and self._lost:
                     _, name, why = self._lost
                     raise IslandLost(name, what, waited, why)
-                if waited > seconds:
+                if tag is not None and (name := self._late.pop(tag, "")):
+                    raise IslandLost(name, what, waited)
+                if waited > seconds and tag is not None and not asked:
+                    self._send({"do": "late", "tag": tag})
+                    asked, seconds = True, seconds + ANSWER_S
+                elif waited > seconds:
                     raise UserError(
                         f"Island {self.name} waited {seconds:g} s for {what}. The logs "
                         "of the others say what keeps them."

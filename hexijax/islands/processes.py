@@ -15,12 +15,41 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 PARENT = "HEXIJAX_LAUNCHER_PID"
 """The environment variable by which a process knows who started it here."""
 
 _PR_SET_PDEATHSIG = 1
 _LAST_LINES = 12
+
+
+class Process(Protocol):
+    """A started island."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        ...
+
+    def ended(self) -> str:
+        """How, where more is known than its exit code says; else empty."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to it and all it started."""
+        ...
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within ``seconds``."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        ...
+
+    def last_lines(self) -> str:
+        """The end of its log."""
+        ...
 
 
 class Started:

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from hexijax.islands.wire import answer, call, joined
+from hexijax.islands.wire import answer, call, family, joined
 
 PINGS = 20
 MOST_S = 2.0
@@ -26,7 +26,7 @@ def serve(host: str, token: str, tell: Callable[[str], None]) -> None:
     Raises:
       OSError: nobody can listen there, or nobody called.
     """
-    with socket.create_server((host, 0)) as server:
+    with socket.create_server((host, 0), family=family(host)) as server:
         server.settimeout(_WAIT_S)
         tell(joined(host, server.getsockname()[1]))
         connection, _ = server.accept()

@@ -8,7 +8,6 @@ decides. The server waits for nobody and never dies of what an island says.
 """
 
 import dataclasses
-import errno
 import queue
 import socket
 import struct
@@ -17,16 +16,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hexijax.errors import UserError, did_you_mean
+from hexijax.errors import did_you_mean
+from hexijax.islands.facts import disagreement
+from hexijax.islands.meetings import Meetings
 from hexijax.islands.wire import (
     Closed,
     Line,
     Message,
     answer,
     joined,
+    listen,
     new_token,
     shut,
-    split_address,
 )
 
 HELLO_S = 10.0
@@ -65,6 +66,7 @@ class _Peer:
     joined: int = -1
     address: str = ""
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    waits: tuple[str, float] | None = None  # for which island, and since when
     left: bool = False
     broken: str = ""
 
@@ -88,7 +90,8 @@ class Rendezvous:
         Args:
           islands: those of the first generation, in the cluster's order.
           run: what the run is called.
-          known: all that may ever take part; empty: these.
+          known: all that may ever come, in the cluster's order, which numbers them;
+            empty: these.
           token: its secret; None: a new one.
           address: where it listens; port 0: any.
           silence_s: without a word from it, an island is lost.
@@ -106,10 +109,10 @@ class Rendezvous:
         self._silence_s, self._clock, self._say = silence_s, clock, say
         self._checked_s = self._began_s = clock()
         self._peers: dict[str, _Peer] = {}
-        self._values: dict[str, dict[str, Any]] = {}
+        self._meetings = Meetings()
         self._told: set[str] = set()
         self._lock = threading.RLock()
-        self._server = _listen(address)
+        self._server = listen(address)
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -176,8 +179,44 @@ class Rendezvous:
             message = {"say": "lost", "island": island, "why": why}
             self._tell(message | {"generation": self.generation})
 
+    def hear_out(self, island: str, seconds: float) -> None:
+        """Waits until all that an island said before it ended has been heard."""
+        until = time.monotonic() + seconds
+        while (peer := self._peers.get(island)) and not (peer.left or peer.broken):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.005)
+
+    def dismiss(self, island: str) -> None:
+        """Tells one that it has nothing to do: it ends, and that is no fault."""
+        with self._lock:
+            peer = self._peers.get(island)
+        if peer and not peer.left:
+            peer.left = True  # it may hang up
+            self._send(peer, {"say": "dismissed"})
+
+    def culprit(self, blamed: str, waited_s: float) -> str:
+        """Who keeps whoever blames: of islands that wait for each other in a chain the
+        last, of a circle the one blamed.
+
+        Args:
+          blamed: did not answer.
+          waited_s: for so long; 0: it is known to be at fault. It is itself kept by
+            another if it has waited for that one at least half the time.
+        """
+        with self._lock:
+            seen = [blamed]
+            while waited_s and (waits := self._waits(seen[-1])):
+                other, since_s = waits
+                if self._clock() - since_s < waited_s / 2:
+                    break
+                if other in seen:
+                    return blamed
+                seen.append(other)
+            return seen[-1]
+
     def suspend(self) -> None:
-        """Nobody is left: who comes waits for the next generation."""
+        """This generation has ended: who comes waits for the next."""
         with self._lock:
             self.islands = ()
 
@@ -186,7 +225,7 @@ class Rendezvous:
         with self._lock:
             self.generation += 1
             self.islands = tuple(islands)
-            self._values.clear()
+            self._meetings.clear()
             self._began_s = self._clock()
         self.brief(brief)
         return self.generation
@@ -294,11 +333,18 @@ class Rendezvous:
         peer.silent_s = 0.0
         match said["do"]:
             case "beat":
+                waits = said.get("waits")
+                peer.waits = waits and (str(waits[0]), self._clock() - float(waits[1]))
                 self._send(peer, {"say": "beat"})
             case "join":
                 self._join(name, peer, said)
             case "gather":
                 self._gather(name, said)
+            case "late":
+                with self._lock:
+                    late = self._meetings.late(str(said["tag"]), self.islands)
+                words = {"say": "late", "tag": said["tag"], "islands": late}
+                self._send(peer, words)
             case "stop":
                 self.heard.put(Heard(island=name, what="asks to stop"))
                 self.stop()
@@ -314,7 +360,7 @@ class Rendezvous:
 
     def _join(self, name: str, peer: _Peer, said: Message) -> None:
         with self._lock:
-            if said["generation"] != self.generation:
+            if said["generation"] != self.generation or name not in self.islands:
                 return  # it will hear of the new one
             peer.joined, peer.address = self.generation, str(said["address"])
             peer.facts = {str(k): str(v) for k, v in said["facts"].items()}
@@ -330,16 +376,23 @@ class Rendezvous:
 
     def _gather(self, name: str, said: Message) -> None:
         with self._lock:
-            if said["generation"] != self.generation:
+            if said["generation"] != self.generation or not self.islands:
                 return
             tag = str(said["tag"])
-            values = self._values.setdefault(tag, {})
-            values[name] = said["value"]
-            if values.keys() != set(self.islands):
-                return
-            del self._values[tag]
-        message = {"say": "gathered", "tag": tag, "values": values}
-        self._tell(message | {"generation": said["generation"]})
+            values = self._meetings.add(
+                tag, name, said["value"], self.islands, self._clock()
+            )
+        if values is not None:
+            message = {"say": "gathered", "tag": tag, "values": values}
+            self._tell(message | {"generation": said["generation"]})
+
+    def _waits(self, island: str) -> tuple[str, float] | None:
+        """For which other an island waits, and since when: where all meet, or for what
+        that one sends."""
+        if found := self._meetings.waits(island, self.islands):
+            return found
+        peer = self._peers.get(island)
+        return peer.waits if peer else None
 
     def _tell(self, message: Message) -> None:
         with self._lock:
@@ -352,56 +405,3 @@ class Rendezvous:
             peer.line.send(message)
         except Closed as error:
             peer.broken = peer.broken or str(error)
-
-
-def disagreement(facts: Mapping[str, Mapping[str, str]]) -> str:
-    """What islands disagree on, by island and fact; empty: nothing."""
-    names = dict.fromkeys(fact for found in facts.values() for fact in found)
-    for fact in names:
-        by_value: dict[str, list[str]] = {}
-        for island, found in facts.items():
-            by_value.setdefault(found.get(fact, "none"), []).append(island)
-        if len(by_value) > 1:
-            sides = " and ".join(
-                f"{value} on {', '.join(islands)}"
-                for value, islands in by_value.items()
-            )
-            return (
-                f"The islands' {fact} is not the same: {sides}. All islands run one "
-                f"plan with one code on the same data; {_mend(fact)}"
-            )
-    return ""
-
-
-def _mend(fact: str) -> str:
-    match fact:
-        case "plan":
-            return "give each the plan file of this run."
-        case "code":
-            return "bring hexijax and the experiment's folder to one state everywhere."
-        case "data":
-            return "bring the data's files to one state everywhere."
-        case _:
-            return "start each with the same flags."
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    server = socket.socket(family, socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        server.bind((host, port))
-        server.listen(128)
-    except OSError as error:
-        server.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(
-                f"Port {port} of {host} is in use, perhaps by another launch. Name "
-                "another with --listen HOST:PORT; port 0 takes one that is free."
-            ) from error
-        raise UserError(
-            f"Nothing can listen at {address}: {error.strerror}. --listen takes an "
-            "address of this machine."
-        ) from error
-    return server

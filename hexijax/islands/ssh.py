@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hexijax.errors import UserError
 from hexijax.islands.processes import Started
-from hexijax.islands.wire import TOKEN
+from hexijax.islands.wire import TOKEN, family
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """BatchMode: it fails where it would ask."""
@@ -127,7 +127,7 @@ def _plain(host: str) -> str:
 
 
 def address_of(host: str) -> str:
-    """The IP address behind what ssh calls a host.
+    """The IP address behind what ssh calls a host; version 4 where it has both.
 
     Raises:
       UserError: there is none.
@@ -137,7 +137,9 @@ def address_of(host: str) -> str:
             ["ssh", "-G", _plain(host)], capture_output=True, text=True, timeout=10.0
         )
         lines = dict(x.split(" ", 1) for x in asked.stdout.splitlines() if " " in x)
-        return socket.gethostbyname(lines.get("hostname", host.rpartition("@")[2]))
+        name = lines.get("hostname", host.rpartition("@")[2]).strip("[]")
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return str(min(found, key=lambda x: x[0] != socket.AF_INET)[4][0])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(
             f"No address is known of {host!r} ({error}). Give it one in ~/.ssh/config."
@@ -146,6 +148,6 @@ def address_of(host: str) -> str:
 
 def own_address(towards: str) -> str:
     """This machine's address, as a machine at another one would use it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family(towards), socket.SOCK_DGRAM) as probe:
         probe.connect((towards, 9))  # sends nothing
         return str(probe.getsockname()[0])

@@ -12,6 +12,7 @@ GB/s in one piece and at 0.8 in 16 (two cores, JAX 0.12).
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,7 +20,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +30,7 @@ from jax.experimental import transfer
 
 from hexijax.errors import UserError
 from hexijax.islands.pacing import Pace
+from hexijax.islands.wire import family, joined, split_address
 from hexijax.islands.world import ID_BITS, IslandLost, World
 
 CHUNK_BYTES = 4 * 2**20
@@ -63,19 +65,19 @@ def start_server(address: str = "127.0.0.1:0", streams: int = STREAMS) -> Server
     Raises:
       UserError: it is no address of this machine, or taken.
     """
-    host, _, port = address.rpartition(":")
     # The server itself would share a port with whoever has it.
     try:
-        with socket.socket() as probe:
-            probe.bind((host, int(port)))
-    except (OSError, ValueError, OverflowError) as error:
+        host, port = split_address(address)
+        with socket.socket(family(host)) as probe:
+            probe.bind((host, port))
+    except (OSError, UserError) as error:
         raise UserError(
             f"A transfer server was to listen at {address!r}, and cannot: {error}. It "
             "takes `host:port` with a numeric address of this machine and a port that "
             "nobody has; port 0 takes a free one."
         ) from error
     client = jax.local_devices()[0].client
-    raw = transfer.start_transfer_server(client, address, [f"{host}:0"] * streams)
+    raw = transfer.start_transfer_server(client, address, [joined(host, 0)] * streams)
     return Server(raw.address(), raw)
 
 
@@ -119,6 +121,8 @@ class TransferChannel:
         self.offered_bytes: collections.Counter[str] = collections.Counter()
         """By the island it was meant for."""
         self._engines = itertools.count()
+        self._waiting: dict[Arriving, float] = {}  # since when
+        self._lock = threading.Lock()
 
     def next_engine(self) -> int:
         """A number for one more engine: the same on all islands, which make the same
@@ -172,6 +176,25 @@ class TransferChannel:
         """How long to wait for anything."""
         return self._world.pull_s
 
+    def waits(self) -> tuple[str, float] | None:
+        """The island that is waited for, and how long already; of several the one
+        longest waited for, None: nothing is."""
+        with self._lock:
+            now = time.monotonic()
+            longest = min(self._waiting.items(), key=lambda x: x[1], default=None)
+        return longest and (longest[0].peer, now - longest[1])
+
+    @contextlib.contextmanager
+    def waiting(self, message: "Arriving") -> Generator[None]:
+        """While it lasts, a message is waited for."""
+        with self._lock:
+            self._waiting[message] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._waiting[message]
+
 
 class Arriving:
     """A message on its way here; any thread may wait for it."""
@@ -184,7 +207,7 @@ class Arriving:
         like: list[jax.ShapeDtypeStruct],
         cut: list[list[jax.Array]],
     ):
-        self._channel, self._peer, self._what = channel, peer, what
+        self._channel, self.peer, self._what = channel, peer, what
         self._like, self._cut = like, cut
         self._arrays: list[jax.Array] | None = None
         self._lock = threading.Lock()
@@ -198,8 +221,9 @@ class Arriving:
         with self._lock:
             if self._arrays is None:
                 chunks = [chunk for part in self._cut for chunk in part]
-                traffic = self._channel.traffic[self._peer]
-                traffic.waited_s += self._watch(chunks)
+                traffic = self._channel.traffic[self.peer]
+                with self._channel.waiting(self):
+                    traffic.waited_s += self._watch(chunks)
                 traffic.messages += 1
                 traffic.num_bytes += sum(x.nbytes for x in chunks)
                 whole = zip(self._like, self._cut, strict=True)
@@ -218,7 +242,7 @@ class Arriving:
             while not is_ready():
                 spent_s = time.perf_counter() - since
                 if spent_s > limit_s:
-                    raise IslandLost(self._peer, self._what, limit_s)
+                    raise IslandLost(self.peer, self._what, limit_s)
                 if pause_s == _LONGEST_PAUSE_S and (lost := self._channel.gone()):
                     why = "it was given up by whoever started it"
                     raise IslandLost(lost, self._what, spent_s, why)
@@ -229,7 +253,7 @@ class Arriving:
             jax.block_until_ready(chunks)
         except jax.errors.JaxRuntimeError as error:
             why = _first_line(error)
-            raise IslandLost(self._peer, self._what, spent_s, why) from error
+            raise IslandLost(self.peer, self._what, spent_s, why) from error
         return spent_s
 
 

@@ -9,6 +9,7 @@ network can read them. Nothing is ever unpickled.
 """
 
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -31,6 +32,9 @@ MOST_BYTES = 256 * 2**20
 TOKEN = "HEXIJAX_TOKEN"
 """The environment variable that holds a run's token."""
 
+LEAST_TOKEN = 16
+"""Characters of a token."""
+
 _HELLO_BYTES = 4096
 _LENGTH = struct.Struct(">I")
 _TAG_BYTES = hashlib.sha256().digest_size
@@ -50,6 +54,21 @@ class Refused(UserError):
 def new_token() -> str:
     """A secret for one run."""
     return secrets.token_hex(32)
+
+
+def checked(token: str) -> str:
+    """A token that a person gave.
+
+    Raises:
+      UserError: it can be guessed.
+    """
+    if len(token) < LEAST_TOKEN or len(set(token)) < LEAST_TOKEN // 2:
+        raise UserError(
+            f"{TOKEN} has {len(token)} characters, {len(set(token))} of them unlike, "
+            f"and needs {LEAST_TOKEN} and {LEAST_TOKEN // 2}: whoever guesses it can "
+            "take part. `openssl rand -hex 32` makes a good one."
+        )
+    return token
 
 
 def derived(token: str, *parts: str | int) -> bytes:
@@ -76,6 +95,11 @@ def split_address(address: str) -> tuple[str, int]:
 def joined(host: str, port: int) -> str:
     """``host:port``, which ``split_address`` takes apart again."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def family(host: str) -> socket.AddressFamily:
+    """Of a numeric address or a name: a colon is in those of version 6 alone."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class Line:
@@ -132,6 +156,32 @@ class Line:
     def close(self) -> None:
         """Ends it; who waits for a message here is told."""
         shut(self.socket)
+
+
+def listen(address: str) -> socket.socket:
+    """A socket that takes callers at ``host:port``; port 0: any.
+
+    Raises:
+      UserError: nobody can listen there.
+    """
+    host, port = split_address(address)
+    server = socket.socket(family(host), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        server.bind((host, port))
+        server.listen(128)
+    except OSError as error:
+        server.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"Port {port} of {host} is in use, perhaps by another launch. Name "
+                "another with --listen HOST:PORT; port 0 takes one that is free."
+            ) from error
+        raise UserError(
+            f"Nothing can listen at {address}: {error.strerror}. --listen takes an "
+            "address of this machine."
+        ) from error
+    return server
 
 
 def call(address: str, token: str, seconds: float) -> Line:

@@ -9,6 +9,7 @@ changes of who takes part.
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 from hexijax.errors import UserError, did_you_mean
 
@@ -22,6 +23,8 @@ class IslandLost(UserError):
     def __init__(self, island: str, what: str, seconds: float, why: str = ""):
         """``what``: what was waited for; ``seconds``: how long, or what was given."""
         self.island, self.what, self.seconds = island, what, seconds
+        self.late = not why
+        """Whether it is only late: another may keep it."""
         late = f"did not come within {seconds:.1f} s"
         never = f"will not come, after {seconds:.1f} s: {why.rstrip('.')}"
         super().__init__(
@@ -83,8 +86,30 @@ class World:
                 "than 0. A minute is usual."
             )
 
+    @property
+    def session(self) -> str:
+        """Of these islands in this generation, and of no other launch: for saves."""
+        return hashlib.blake2b(b"session", key=self.key[:64], digest_size=8).hexdigest()
+
     def transfer_id(self, *parts: str | int) -> int:
         """A transfer's number, the same on both sides and nobody else's."""
         text = "\x1f".join(map(str, (self.run, self.generation, *parts)))
         digest = hashlib.blake2b(text.encode(), key=self.key[:64], digest_size=8)
         return int.from_bytes(digest.digest(), "big") >> (64 - ID_BITS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Welcome:
+    """What an island is told when it comes, and when a generation begins."""
+
+    run: str
+    """What the run is called."""
+
+    generation: int
+    """How often who takes part has changed."""
+
+    islands: tuple[str, ...]
+    """All that take part."""
+
+    brief: Mapping[str, Any]
+    """What is to be done: the launcher's words."""

@@ -8,8 +8,6 @@ An island reads what it goes on from where runs are saved, which all of them see
 """
 
 import contextlib
-import hashlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,20 +20,20 @@ from hexijax.checkpoint.writer import remove_part
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
-from hexijax.islands.member import Member, Welcome
-from hexijax.islands.world import IslandLost
+from hexijax.islands.member import Member
+from hexijax.islands.world import IslandLost, Welcome
 from hexijax.job import saving
+from hexijax.job.digests import digest
 from hexijax.job.loop import Loop
 from hexijax.job.machine import Machine, Progress, make_machine
 from hexijax.job.plans import check_plan
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, serial
 from hexijax.report import RunFolder
-from hexijax.weights.stored.parts import parts_in
+from hexijax.weights.stored.parts import SESSION, parts_in
 
-AGREE_S = 600.0
-"""For islands to come to the same point of a run; one of them may be a few steps and
-an evaluation behind. Who is lost meanwhile ends it sooner."""
+SPARE_S = 2.0
+"""Beyond the silence after which the launcher knows of a loss, for it to say so."""
 
 LOOKS, LOOK_S = 10, 1.0
 """For saves, where some islands see one and others none, and between two."""
@@ -102,9 +100,11 @@ class Islanded:
         """Generations that followed the first."""
         self.saver: Saver | None = None
         """Of the run, if it saves."""
+        self._agree_s = float(welcome.brief["wait_s"])
         self._first: Any = None  # where the data began
         self._posted: int | None = None  # steps done when it heard of a halt
         self._last: int | None = None  # the step agreed on to halt at
+        self._session = ""
         self.machine: Machine
         self.plan: Plan
         self.cluster: Cluster
@@ -152,12 +152,12 @@ class Islanded:
             check_left(step, self._experiment.steps, self.folder.path)
         if self.leads:
             self._forget_after(step)
-        self.member.gather("forgotten", None, AGREE_S)
+        self.member.gather("forgotten", None, self._agree_s)
         if not step:
             batches.set_state(self._first)
             return 0
         found = saving.restore(self.folder, self.engine, shared, self._say, step=step)
-        batches.set_state(found.stand.data_state)
+        batches.set_state(saving.position(found.stand, self.folder.path))
         self._say(f"going on after step {step}: {found.moved}")
         return step
 
@@ -167,7 +167,7 @@ class Islanded:
         seen: Mapping[str, int] = {}
         for look in range(LOOKS):
             newest = next(iter(saving.stored(self.folder, self._say).whole()), 0)
-            seen = self.member.gather(f"newest {look}", newest, AGREE_S)
+            seen = self.member.gather(f"newest {look}", newest, self._agree_s)
             if all(seen.values()) or not any(seen.values()):
                 break
             time.sleep(LOOK_S)
@@ -206,6 +206,8 @@ class Islanded:
     def _generation(self, make_loop: Callable[["Islanded"], Loop], start: int) -> bool:
         """Steps until the end (True), or until all have halted for a change."""
         self._posted = self._last = None
+        if self.saver is not None:
+            self.saver.facts = {**(self.saver.facts or {}), SESSION: self._session}
         loop = make_loop(self)
         loop.stop = halt = Halt(self.member)
         loop.pause = lambda done: self._pause(done, halt)
@@ -221,7 +223,7 @@ class Islanded:
             return False
         if self.saver is not None:
             self.saver.close(loop.done)
-        self.member.gather("saved", loop.done, AGREE_S)
+        self.member.gather("saved", loop.done, self._agree_s)
         return True
 
     def _pause(self, done: int, halt: Halt) -> bool:
@@ -247,20 +249,23 @@ class Islanded:
             self.member.post("halt", done)
         wait = wait or done >= self._posted + SLACK
         if wait or self.member.collected("halt"):
-            found = self.member.collect("halt", AGREE_S)
+            found = self.member.collect("halt", self._agree_s)
             self._last = max(found.values()) + SLACK
 
     def _blame(self, error: IslandLost) -> None:
         """Tells the launcher of a loss it may not know of."""
         if self.member.lost() is None:
-            self.member.blame(error.island, f"{error.what}, {error.seconds:.0f} s")
+            why = f"{error.what}, {error.seconds:.0f} s"
+            waited_s = error.seconds if error.late else 0.0
+            self.member.blame(error.island, why, waited_s)
         if not self._welcome.brief.get("elastic"):
             raise error
         self._say(str(error))
 
     def _explain(self, error: RuntimeError) -> None:
         """A step failed; raises the error unless the launcher knows of a loss."""
-        lost = self.member.await_loss(5.0)
+        silence_s = float(self._welcome.brief["silence_s"])
+        lost = self.member.await_loss(silence_s + SPARE_S)
         if lost is None:
             raise error
         words = (str(error).splitlines() or [""])[0]
@@ -307,6 +312,8 @@ class Islanded:
             seconds=float(self._welcome.brief["wait_s"]),
             pull_s=float(self._welcome.brief["pull_s"]),
         )
+        channel = TransferChannel(server, world, self.member.lost)
+        self.member.waits, self._session = channel.waits, world.session
         self.machine = make_machine(
             self._experiment,
             self.cluster,
@@ -315,9 +322,11 @@ class Islanded:
             emulate=self._emulate,
             progress=self._progress,
             world=world,
-            channel=TransferChannel(server, world, self.member.lost),
+            channel=channel,
         )
-        self.member.gather("made", None, AGREE_S)  # some compile longer than others
+        self.member.gather(
+            "made", None, self._agree_s
+        )  # some compile longer than others
 
     def _forget_after(self, step: int) -> None:
         """Removes what was saved of later steps: with parts written from now on they
@@ -364,32 +373,3 @@ def check_left(done: int, steps: int, path: Path) -> None:
             f"--resume: {path} has done {done} steps already and {steps} were asked "
             f"for. Ask for more: --set steps={2 * done}."
         )
-
-
-def digest(text: str) -> str:
-    """Of anything islands must share."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def code_digest(experiment: Path, root: Path) -> str:
-    """Of hexijax, the experiment's file, and what it imported from its project."""
-    import hexijax
-
-    package = Path(hexijax.__file__).parent
-    found = {f"hexijax/{p.relative_to(package)}": p for p in package.rglob("*.py")}
-    for module in list(sys.modules.values()):
-        file = Path(getattr(module, "__file__", None) or "")
-        if file.suffix != ".py" or not file.is_relative_to(root):
-            continue
-        own = file.relative_to(root)
-        if "site-packages" not in own.parts and not file.is_relative_to(package):
-            found[str(own)] = file
-    found[f"experiment/{experiment.name}"] = experiment
-    sums = [f"{name} {digest(found[name].read_text())}" for name in sorted(found)]
-    return digest("\n".join(sums))
-
-
-def data_digest(experiment: Experiment) -> str:
-    """Of what is trained and evaluated on."""
-    both = (experiment.data, experiment.eval_data)
-    return digest("\n".join(x.fingerprint() for x in both if x is not None))

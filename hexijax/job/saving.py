@@ -32,7 +32,7 @@ from hexijax.report.summary import versions
 from hexijax.weights.runs import TIERS, saved_elsewhere
 from hexijax.weights.stored.files import Folder, Rate, open_files
 from hexijax.weights.stored.manifest import Stand
-from hexijax.weights.stored.parts import parts_in
+from hexijax.weights.stored.parts import of_one_mind, parts_in
 
 if TYPE_CHECKING:
     import jax
@@ -173,7 +173,7 @@ def stored(folder: RunFolder, tell: Callable[[str], None]) -> Inventory:
             parts += parts_in(open_files(where), label, node, tell=tell)
         except OSError as error:
             tell(f"{where} cannot be looked at ({error}); it counts as empty.")
-    return Inventory(parts=parts)
+    return Inventory(parts=of_one_mind(parts))
 
 
 def saver(
@@ -276,6 +276,21 @@ def restore(
         node_of=nodes(engine),
         tell=tell,
     )
+
+
+def position(stand: Stand, path: Path) -> Any:
+    """Of the data, where a run was saved.
+
+    Raises:
+      UserError: it was saved without.
+    """
+    if stand.data_state is None:
+        raise UserError(
+            f"--resume: {path} was saved without the position of its data, by a loop "
+            "of its own. Go on with a Trainer's resume, or start a new run from its "
+            f"parameters: init={str(path)!r}."
+        )
+    return stand.data_state
 
 
 def look(folder: RunFolder, shared: Facts) -> Stand:

@@ -150,9 +150,15 @@ class Collectives(GroupShapes):
         """Whether this process drives the users: one does, of all of them."""
         return self.layout.here(self.members[0])
 
-    def _copies(self, arrays: Sequence[Any], places: Sequence[Place]) -> list[Any]:
+    def _copies(
+        self,
+        arrays: Sequence[Any],
+        places: Sequence[Place],
+        same: Sequence[int] = (),
+    ) -> list[Any]:
         """Arrays where they are wanted, each a place of one device, in one call."""
-        return self.layout.move(arrays, [self.layout.replicated(p) for p in places])
+        targets = [self.layout.replicated(place) for place in places]
+        return self.layout.move(arrays, targets, same)
 
     @memo
     def _nothing(self, member: Place, row: int, word: str) -> Callable[[], jax.Array]:

@@ -124,8 +124,9 @@ class Gathers(Collectives):
         given = [x for home in self.homes for x in slices[home]]
         wanted = [self._wanted(place, given) for place in places]
         targets = [target for each in wanted for target in each]
-        came = self.layout.move(given * len(places), targets)
         size = len(given)
+        same = [*range(size)] * len(places)
+        came = self.layout.move(given * len(places), targets, same)
         parts = [came[i * size : (i + 1) * size] for i in range(len(places))]
         return [
             slices[place] if self.homes == (place,) else self._arranged(part, slices)
@@ -176,7 +177,8 @@ class Gathers(Collectives):
             ]
             whole = self._parts(self._all_gather(row, word)(self._global(own)))
         to = [member for member in self.members for _ in rests]
-        copies = iter(self._copies(rests * len(self.members), to))
+        same = [*range(len(rests))] * len(self.members)
+        copies = iter(self._copies(rests * len(self.members), to, same))
         return {
             member: Packed(path, (whole[member],), tuple(next(copies) for _ in rests))
             for member in self.members

@@ -100,9 +100,24 @@ class Layout:
         """Which of them is here."""
         return [self.carrier.here(d) for d in self.carrier.readers].index(True)
 
-    def move(self, arrays: Sequence[Any], targets: Sequence[NamedSharding]) -> Any:
+    def move(
+        self,
+        arrays: Sequence[Any],
+        targets: Sequence[NamedSharding],
+        same: Sequence[int] = (),
+    ) -> Any:
         """``move.move`` by the layout's carrier."""
-        return move(arrays, targets, self.carrier)
+        return move(arrays, targets, self.carrier, same=same)
+
+    def tell(self, arrays: Sequence[Any]) -> list[Any]:
+        """Each array at this island's reader, and at all others'."""
+        readers, count = self.readers, len(arrays)
+        came = self.move(
+            [x for x in arrays for _ in readers],
+            readers * count,
+            [n for n in range(count) for _ in readers],
+        )
+        return came[self.reader :: len(readers)]
 
     def lanes(self, place: Place) -> int:
         """Data degree of a place."""

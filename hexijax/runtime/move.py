@@ -38,6 +38,8 @@ def move(
     arrays: Sequence[Any],
     targets: Sequence[NamedSharding],
     carrier: Carrier = ONE_PROCESS,
+    *,
+    same: Sequence[int] = (),
 ) -> list[Any]:
     """Each array on its target sharding; dispatched at once, nothing waits.
 
@@ -47,6 +49,9 @@ def move(
       arrays: what is elsewhere is a struct with its sharding.
       targets: where they are wanted.
       carrier: what makes the copies.
+      same: a number for each array, equal where it is one array that is given again:
+        its pieces cross to an island once. All islands say so alike, whatever objects
+        they have for what is elsewhere. Empty: no two are.
 
     Returns:
       Arrays; ``Coming`` for what another island sends, and structs for what is wanted
@@ -54,7 +59,6 @@ def move(
     """
     pieces: list[Piece] = []
     recipes: list[Recipe | None] = []
-    first: dict[int, int] = {}  # what is given twice is one thing
     for n, (array, target) in enumerate(zip(arrays, targets, strict=True)):
         if array.sharding.is_equivalent_to(target, len(array.shape)) and (
             array.sharding.device_set == target.device_set
@@ -62,7 +66,7 @@ def move(
             recipes.append(None)
             continue
         recipe = _recipe(array.sharding, target, array.shape)
-        pieces += _pieces(first.setdefault(id(array), n), array, recipe)
+        pieces += _pieces(same[n] if same else n, array, recipe)
         recipes.append(recipe)
     copies = iter(carrier.carry(pieces) if pieces else ())
     moved: list[Any] = []
@@ -95,7 +99,7 @@ def joined(
 
 
 def _pieces(n: int, array: Any, recipe: "Recipe") -> list[Piece]:
-    """What the recipe of an array, the ``n``th of a call, asks for."""
+    """What the recipe of an array, number ``n`` of a call, asks for."""
     here = isinstance(array, jax.Array)
     data = {s.device: s.data for s in array.addressable_shards} if here else {}
 

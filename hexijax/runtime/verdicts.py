@@ -96,9 +96,8 @@ class Verdicts:
         at = [self.host if place == HOST else place for place in places]
         targets = [self.layout.replicated(place) for place in at]
         readers = self.layout.readers if HOST in places else []
-        given = self.layout.move(
-            [value] * (len(at) + len(readers)), [*targets, *readers]
-        )
+        count = len(at) + len(readers)
+        given = self.layout.move([value] * count, [*targets, *readers], [0] * count)
         if readers and not self.layout.here(self.host):
             read = given[len(at) + self.layout.reader]
             given = [

@@ -77,6 +77,22 @@ def test_a_step_is_whole_when_all_nodes_have_written_it(tmp_path: Path):
     assert list(whole_steps(found.parts)) == [1]
 
 
+def test_who_wakes_after_the_others_went_on_makes_no_step_with_them(tmp_path: Path):
+    files = Folder(tmp_path)
+    save(files, 1, session="before")
+    save(files, 2, "n0", session="before")  # n1 is cut off: the others do 2 anew
+    save(files, 2, session="after")
+    assert inventory(Tiers(fast=files)).whole() == [2, 1]
+    save(files, 2, "n1", session="before")
+    assert inventory(Tiers(fast=files)).whole() == [1]
+    assert list(whole_steps(parts_in(files, "disk"))) == [1]
+    save(files, 3, "n1", session="before")
+    save(files, 3, "n0", session="after")
+    assert inventory(Tiers(fast=files)).whole() == [1]
+    save(files, 3, "n1", session="after")
+    assert inventory(Tiers(fast=files)).whole() == [3, 1]
+
+
 @contextmanager
 def files_end_at(num_bytes: int) -> Iterator[None]:
     """No file of this process can be longer, as on a disk that is full."""

@@ -55,15 +55,16 @@ def halves(step: int) -> dict[str, dict[Slice, np.ndarray]]:
     return found
 
 
-def save(files: Folder, step: int, *nodes: str) -> None:
-    """Both nodes' parts, or those of some."""
+def save(files: Folder, step: int, *nodes: str, session: str = "") -> None:
+    """Both nodes' parts, or those of some, by processes that are of one session."""
+    facts = {"session": session} if session else {}
     for node, held in halves(step).items():
         if not nodes or node in nodes:
             write_part(
                 files,
                 held,
                 writer=node,
-                stand=Stand(step=step, data_state={"at": step}),
+                stand=Stand(step=step, data_state={"at": step}, facts=facts),
                 tensors=TENSORS,
                 params=PARAMS,
             )

@@ -3,12 +3,13 @@
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hexijax.cli.cluster import render
+from hexijax.cli.cluster import _rate, render
 from hexijax.cli.launch import visible_cards
 from hexijax.cli.main import main
 from hexijax.cli.probe import parse_peers
@@ -25,6 +26,7 @@ SSH = """\
 # Every host is this one.
 if [ "$1" = "-G" ]; then echo "hostname 127.0.0.1"; exit 0; fi
 while [ "$1" = "-o" ]; do shift 2; done
+if [ "$1" = "mute" ]; then exec sleep 60; fi
 if [ "$1" = "away" ]; then echo "ssh: connect to host away: no route" >&2; exit 255; fi
 shift
 exec sh -c "$*"
@@ -178,6 +180,14 @@ def test_islands_on_hosts_train_and_end_and_no_secret_is_in_a_command(tmp_path: 
         run("away", ["true"], folder="/", seconds=10.0)
 
 
+@pytest.mark.usefixtures("_ssh")
+def test_a_host_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hexijax.cli.cluster.PROBE_S", 0.5)
+    asked = Namespace(python=sys.executable, folder=str(ROOT))
+    with pytest.raises(UserError, match="mute cannot listen .* within 0.5 s"):
+        _rate("mute", "a", asked)
+
+
 @pytest.mark.laws
 @pytest.mark.usefixtures("_ssh")
 def test_a_cluster_file_is_made_of_hosts_and_checked_against_them(
@@ -201,8 +211,6 @@ def test_a_cluster_file_is_made_of_hosts_and_checked_against_them(
 
 def test_a_report_goes_through_the_launcher(tmp_path: Path):
     """--json is written where it was asked for, not where the first island is."""
-    from argparse import Namespace
-
     from hexijax.cli.launch import _finish
     from hexijax.islands.launcher import Outcome
 

@@ -136,6 +136,16 @@ def test_bad_flags_are_one_message_and_2(arguments: list[str], says: str, capsys
     assert says in capsys.readouterr().err
 
 
+def test_a_weak_token_is_refused_before_anything_is_planned(
+    monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setenv("HEXIJAX_TOKEN", "secret")
+    assert main(["launch", TINY, "--cluster", THREE, "--serve"]) == 2
+    said = capsys.readouterr()
+    assert "HEXIJAX_TOKEN has 6 characters, 5 of them unlike, and needs 16" in said.err
+    assert said.out == ""
+
+
 def test_an_island_wants_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.delenv("HEXIJAX_TOKEN", raising=False)
     for arguments, says in [

@@ -4,18 +4,21 @@ python -m tests.islands.standin NAME ADDRESS WAY: `WAY` says how it goes wrong.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
-from hexijax.islands.member import LOST, LauncherGone, Member, Welcome
+from hexijax.islands.member import LOST, LauncherGone, Member
 from hexijax.islands.processes import end_with_launcher
 from hexijax.islands.wire import TOKEN, Refused
-from hexijax.islands.world import IslandLost
+from hexijax.islands.world import IslandLost, Welcome
 
 
 def main(name: str, address: str, way: str) -> int:
     end_with_launcher()
+    if way == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
     member = Member.connect(
         address, name, token=os.environ[TOKEN], seconds=30.0, grace_s=0.3, deaf_s=20.0
     )

@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hexijax.errors import UserError
+from hexijax.islands.facts import disagreement
 from hexijax.islands.launcher import Launcher, Outcome
 from hexijax.islands.member import LauncherGone, Member
 from hexijax.islands.processes import Started
-from hexijax.islands.rendezvous import Rendezvous, disagreement
+from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.wire import TOKEN, Refused
 
 ROOT = Path(__file__).parents[2]
@@ -29,24 +31,40 @@ ENDLESS = 1_000_000
 class Job:
     """A launcher over stand-ins, run in this process's main thread."""
 
-    def __init__(self, folder: Path, *, steps: int, elastic: bool = False, **ways: str):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        steps: int,
+        elastic: bool = False,
+        slow_s: float = 0.0,
+        **ways: str,
+    ):
+        """``slow_s``: what a plan takes that is not for all."""
         self.brief = {"steps": steps, "elastic": elastic}
         self.meeting = Rendezvous(NAMES, run="test", silence_s=2.0)
         self.meeting.brief(self.brief)
         self.started: dict[str, Started] = {}
         self.said: list[str] = []
-        self.ways, self.folder = ways, folder
+        self.ways, self.folder, self.slow_s = ways, folder, slow_s
+        self.starts: list[str] = []
         self.launcher = Launcher(
             self.meeting,
             self.start,
-            replan=(lambda names: (names, self.brief)) if elastic else None,
+            replan=self.replan if elastic else None,
             restart=elastic,
             join_s=60.0,
             grace_s=5.0,
             say=self.said.append,
         )
 
+    def replan(self, names: tuple[str, ...]) -> Any:
+        if names != NAMES:
+            time.sleep(self.slow_s)
+        return names, self.brief
+
     def start(self, name: str) -> Started:
+        self.starts.append(name)
         words = [name, self.meeting.address, self.ways.get(name, "well")]
         self.started[name] = Started(
             name,
@@ -179,6 +197,39 @@ def test_an_elastic_job_outlives_kills_and_takes_islands_back(tmp_path: Path):
     assert [name for name, _ in outcome.lost] == ["b", "a"]
     assert {v["done"] for v in outcome.said.values()} == {120}
     assert "generation 1 from" not in job.log("b")
+
+
+def test_while_it_plans_the_launcher_sees_who_else_is_lost(tmp_path: Path):
+    job = Job(tmp_path, steps=120, elastic=True, slow_s=2.0)
+    when: dict[str, float] = {}
+
+    def say(line: str) -> None:
+        job.said.append(line)
+        when.setdefault(line.split(":")[0].removesuffix(" is lost"), time.monotonic())
+
+    job.launcher._say = say
+
+    def kill(job: Job) -> None:
+        job.trains()
+        os.kill(job.started["b"].pid, signal.SIGKILL)
+        while not job.said:
+            time.sleep(0.02)
+        os.kill(job.started["c"].pid, signal.SIGKILL)
+
+    outcome = job.run(kill)
+    assert outcome.code == 0, job.said
+    assert [name for name, _ in outcome.lost] == ["b", "c"]
+    assert when["island c"] - when["island b"] < 1.0
+    assert when["generation 1"] > when["island b"] + 2.0
+    assert {v["done"] for v in outcome.said.values()} == {120}
+
+
+def test_an_island_that_never_joins_stays_away_after_a_few_losses(tmp_path: Path):
+    job = Job(tmp_path, steps=400, elastic=True, b="dies")
+    outcome = job.run()
+    assert outcome.code == 0, job.said
+    assert "island b was lost 5 times before it joined; it stays away" in job.said
+    assert job.starts.count("b") == len(outcome.lost) == 5
 
 
 def test_no_island_outlives_its_launcher(tmp_path: Path):

@@ -32,6 +32,8 @@ def test_ids_agree_on_both_sides_and_differ_in_everything_else():
         dataclasses.replace(a, key=bytes(15) + b"k").transfer_id(3, "body", 1),
     ]
     assert len({a.transfer_id(3, "body", 1), *others}) == 6
+    assert a.session == b.session
+    assert a.session != world(key=bytes(15) + b"k").session
 
 
 @pytest.mark.parametrize(

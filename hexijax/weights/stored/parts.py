@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from hexijax.weights.stored import arrays, manifest
 from hexijax.weights.stored.arrays import StoredArray
 from hexijax.weights.stored.files import Files, Rate
 from hexijax.weights.stored.manifest import Manifest
+
+SESSION = "session"
+"""The fact that says which processes wrote a step together; of one process none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,16 +125,35 @@ def parts_in(
     return sorted(found, key=lambda part: (part.step, part.prefix))
 
 
+def of_one_mind(parts: Iterable[Part]) -> list[Part]:
+    """Of each step the parts of one session: whoever was cut off from the others and
+    wakes writes as if nothing had been, and they have done that step anew."""
+    by_step: dict[int, dict[Any, list[Part]]] = {}
+    for part in parts:
+        session = part.manifest.stand.facts.get(SESSION)
+        by_step.setdefault(part.step, {}).setdefault(session, []).append(part)
+    found: list[Part] = []
+    for sessions in by_step.values():
+        each = list(sessions.values())
+        found += next(filter(_whole, each), each[0])
+    return found
+
+
 def whole_steps(parts: Iterable[Part]) -> dict[int, list[Part]]:
     """The steps whose parts tile the state, newest first."""
     by_step: dict[int, list[Part]] = {}
-    for part in parts:
+    for part in of_one_mind(parts):
         by_step.setdefault(part.step, []).append(part)
     return {
         step: found
         for step, found in sorted(by_step.items(), reverse=True)
-        if first_gap(found[0].manifest.tensors, [p.holds for p in found]) is None
+        if _whole(found)
     }
+
+
+def _whole(parts: Sequence[Part]) -> bool:
+    tensors = parts[0].manifest.tensors
+    return first_gap(tensors, [part.holds for part in parts]) is None
 
 
 def first_gap(
