@@ -370,7 +370,7 @@ class Engine:
             masters = functools.partial(self._cut_masters, params)
         for group, home in self._homes():
             state = group.init_state(home, masters(group, home))
-            self._executor.put(group.state_buffer(home), state)
+            self._put_state(group, home, state)
         self._put_scale(scaling.first_state())
         self._executor.run_prologue()
 
@@ -399,13 +399,23 @@ class Engine:
         ]
         return group.place_masters(home, cut)
 
+    def _put_state(
+        self, group: GroupRuntime, home: Place, state: Mapping[str, Any]
+    ) -> None:
+        self._executor.put(group.state_buffer(home), group.closed(home, state))
+
     def state(self) -> dict[tuple[Place, str], dict[str, Any]]:
         """(home, group) -> master parameters and moments, of homes that are here."""
-        self._executor.settle()  # where no home is, too: others may wait for its part
         return {
-            (home, group.group.name): self._executor.get(group.state_buffer(home))
-            for group, home in self._homes()
+            (home, group.group.name): group.opened(home, state)
+            for group, home, state in self._states()
         }
+
+    def _states(self) -> Iterator[tuple[GroupRuntime, Place, Any]]:
+        """As the executor has them."""
+        self._executor.settle()  # where no home is, too: others may wait for its part
+        for group, home in self._homes():
+            yield group, home, self._executor.get(group.state_buffer(home))
 
     def _everywhere(self, field: str) -> stored.State:
         self._asked += 1
@@ -465,7 +475,7 @@ class Engine:
         """
         state = stored.unsliced(self._homes(), arrays)
         for (home, name), value in state.items():
-            self._executor.put(self.groups[name].state_buffer(home), value)
+            self._put_state(self.groups[name], home, value)
         if self._has_scale:
             self._put_scale(arrays[scaling.SLICE][0])
         self._executor.run_prologue()
@@ -619,7 +629,7 @@ class Engine:
 
     def wait(self) -> None:
         """Until everything dispatched so far is computed."""
-        jax.block_until_ready([s["master"] for s in self.state().values()])
+        jax.block_until_ready([state["master"] for _, _, state in self._states()])
 
 
 def _check_frozen(frozen: frozenset[str], chain: Chain) -> None:

@@ -40,23 +40,29 @@ class Gathers(Collectives):
             return self._elsewhere(home)
         if self._memory is Memory.HOST:
             return self._from_host(home, state["master"])
-        dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
-        masters = self._masters(home)
         if self._packs(home):
-            pack = self.programs.get(
+            packed = self._slice_program(home)(state["master"])
+            return (*packed, *self._uncast(home, state["master"]))
+        if any(self._casts(home)):
+            return self._slice_program(home)(state["master"])
+        return state["master"]
+
+    @memo
+    def _slice_program(self, home: Place) -> Callable[..., Any]:
+        """What makes slices of masters on their devices, each time they are read."""
+        packs, masters = self._packs(home), self._masters(home)
+        if packs:
+            return self.programs.get(
                 functools.partial(self._pack, home),
                 (masters,),
-                out_shardings=(self.layout.replicated(home),) * len(self._packs(home)),
+                out_shardings=(self.layout.replicated(home),) * len(packs),
             )
-            return (*pack(state["master"]), *self._uncast(home, state["master"]))
-        if all(m.dtype == jnp.dtype(d) for m, d in zip(masters, dtypes, strict=True)):
-            return state["master"]
-        f = self.programs.get(
+        dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
+        return self.programs.get(
             lambda p: tuple(x.astype(d) for x, d in zip(p, dtypes, strict=True)),
             (masters,),
             out_shardings=self._slices(home),
         )
-        return f(state["master"])
 
     def _pack(self, home: Place, masters: Arrays) -> Arrays:
         """The masters that travel in another dtype, in one array for each."""
@@ -65,7 +71,7 @@ class Gathers(Collectives):
             for dtype, which in self._packs(home).items()
         )
 
-    def _uncast(self, home: Place, masters: Arrays) -> Arrays:
+    def _uncast(self, home: Place, masters: Sequence[Any]) -> Arrays:
         """The masters that travel as they are."""
         casts = self._casts(home)
         return tuple(x for x, cast in zip(masters, casts, strict=True) if not cast)
@@ -82,17 +88,55 @@ class Gathers(Collectives):
 
     def _from_host(self, home: Place, masters: Arrays) -> Arrays:
         """One by one: of their own dtype, no device ever holds more than one, of what
-        does not train and may be all that there is."""
+        does not train and may be all that there is. Joined ones come together."""
         made: list[jax.Array] = []
-        for master, (leaf, _), where in zip(
-            masters, self.held[home], self._slices(home), strict=True
-        ):
-            x, dtype = jax.device_put(master, where), self.slice_dtypes[leaf.id]
-            if x.dtype != jnp.dtype(dtype):
-                here = (struct(x.shape, x.dtype, where),)
-                x = self.programs.get(_caster(dtype), here, out_shardings=where)(x)
+        joined = self._joined(home)
+        given = joined.opened(masters, lambda flat, _: self._parted(home, flat))
+        for i, master in enumerate(given):
+            x = jax.device_put(master, self._slices(home)[i])
+            if self._casts(home)[i]:
+                x = self._cast_program(home, i)(x)
             made.append(x if self.group.trainable else jax.block_until_ready(x))
-        return tuple(made)
+        if not self._packs(home):
+            return tuple(made)
+        return (*self._pack_program(home)(tuple(made)), *self._uncast(home, made))
+
+    @memo
+    def _pack_program(self, home: Place) -> Callable[..., Any]:
+        """Packs what is cast already."""
+        dtypes = [self.slice_dtypes[leaf.id] for leaf, _ in self.held[home]]
+        given = tuple(
+            struct(m.shape, dtype, m.sharding)
+            for m, dtype in zip(self._masters(home), dtypes, strict=True)
+        )
+        return self.programs.get(
+            functools.partial(self._pack, home),
+            (given,),
+            out_shardings=(self._at(home),) * len(self._packs(home)),
+        )
+
+    @memo
+    def _cast_program(self, home: Place, i: int) -> Callable[..., Any]:
+        master, (leaf, _) = self._masters(home)[i], self.held[home][i]
+        return self.programs.get(
+            _caster(self.slice_dtypes[leaf.id]),
+            (master,),
+            out_shardings=master.sharding,
+        )
+
+    def _parted(self, home: Place, flat: jax.Array) -> Arrays:
+        """Joined masters, apart on their home's device."""
+        return self._part_program(home)(jax.device_put(flat, self._at(home)))
+
+    @memo
+    def _part_program(self, home: Place) -> Callable[..., Any]:
+        joined, masters = self._joined(home), self._masters(home)
+        shapes = joined.shapes
+        return self.programs.get(
+            lambda flat: unpack(flat, shapes),
+            (struct((size_of(shapes),), "float32", self._at(home)),),
+            out_shardings=tuple(masters[i].sharding for i in joined.which),
+        )
 
     def _elsewhere(self, home: Place) -> Sent:
         """What ``slices`` gives of a home on another island."""

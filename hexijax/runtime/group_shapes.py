@@ -12,13 +12,14 @@ from hexijax.errors import UserError
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.program.buckets import update_site
+from hexijax.program.buckets import LOOSE_SIZE, update_site
 from hexijax.program.names import state as state_name
 from hexijax.program.placement import state_memory
 from hexijax.program.program import Buffer, Memory, Site
 from hexijax.runtime.batches import host_device
 from hexijax.runtime.layout import PINNED_HOST, Layout, box_shape
 from hexijax.runtime.memo import memo
+from hexijax.runtime.packs import Joined
 from hexijax.runtime.programs import Programs, struct
 
 Arrays = tuple[jax.Array, ...]
@@ -93,6 +94,27 @@ class GroupShapes:
             jnp.dtype(self.slice_dtypes[leaf.id]) != jnp.dtype(leaf.dtype)
             for leaf, _ in self.held[home]
         )
+
+    @memo
+    def _joined(self, home: Place) -> Joined:
+        """Masters that rest as one array: small ones, whose copies in another dtype
+        are what users get, of a home that does not divide them."""
+        return self._small(home, self._masters(home), self._casts(home))
+
+    def _small(
+        self,
+        home: Place,
+        structs: Sequence[jax.ShapeDtypeStruct],
+        may: Sequence[bool],
+    ) -> Joined:
+        small = [
+            i
+            for i, (x, yes) in enumerate(zip(structs, may, strict=True))
+            if yes and x.size <= LOOSE_SIZE and x.dtype == jnp.float32
+        ]
+        travels = self._site is Site.STREAMED and self._devices(home) == 1
+        which = tuple(small) if travels and len(small) > 1 else ()
+        return Joined(which, tuple(structs[i].shape for i in which))
 
     @memo
     def _packs(self, home: Place) -> dict[str, tuple[int, ...]]:

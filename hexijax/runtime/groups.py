@@ -21,11 +21,12 @@ from hexijax.program.program import Memory, Site
 from hexijax.runtime.gathers import Gathers
 from hexijax.runtime.group_shapes import Arrays, host_memory, seen_by_host, to_host
 from hexijax.runtime.later import value
-from hexijax.runtime.layout import Layout
+from hexijax.runtime.layout import PINNED_HOST, Layout
 from hexijax.runtime.memo import memo
 from hexijax.runtime.memories import pin
 from hexijax.runtime.move import move
 from hexijax.runtime.optimizer import GroupUpdate, Moment
+from hexijax.runtime.packs import Joined, unpack
 from hexijax.runtime.programs import Programs, struct
 from hexijax.runtime.sums import Sums
 
@@ -107,6 +108,57 @@ class GroupRuntime(Sums, Gathers):
         """As the update reads it."""
         return {"master": self._masters(home), "moments": self._moment_structs(home)}
 
+    @memo
+    def _joined_moments(self, home: Place) -> Joined:
+        structs = self._moment_structs(home)
+        return self._small(home, structs, [True] * len(structs))
+
+    def closed(self, home: Place, state: Mapping[str, Any]) -> dict[str, Any]:
+        """State as the executor has it: of what rests in pinned memory and comes to
+        the device for its update, the small arrays are one, so that fewer travel."""
+        where = self.layout.replicated(home).with_memory_kind(PINNED_HOST)
+
+        def join(arrays: Sequence[Any]) -> jax.Array:
+            whole = np.concatenate([np.asarray(x).reshape(-1) for x in arrays])
+            return pin(whole, where, self.state_buffer(home))
+
+        return self._each(home, state, lambda joined, x, _: joined.closed(x, join))
+
+    def opened(self, home: Place, state: Mapping[str, Any]) -> dict[str, Any]:
+        """State as everybody else has it: an array for each box and moment."""
+        structs = self.state_structs(home)
+
+        def part(joined: Joined, arrays: Sequence[Any], key: str) -> list[Any]:
+            where = [structs[key][i].sharding for i in joined.which]
+            return joined.opened(
+                arrays,
+                lambda flat, shapes: jax.device_put(
+                    [np.array(x) for x in unpack(np.asarray(flat), shapes)], where
+                ),
+            )
+
+        return self._each(home, state, part)
+
+    def _each(
+        self,
+        home: Place,
+        state: Mapping[str, Any],
+        change: Callable[[Joined, Sequence[Any], str], list[Any]],
+    ) -> dict[str, Any]:
+        masters = change(self._joined(home), state["master"], "master")
+        moments = change(self._joined_moments(home), state["moments"], "moments")
+        return {"master": tuple(masters), "moments": moments}
+
+    def _closed_structs(self, home: Place) -> dict[str, Any]:
+        """Of what ``closed`` gives, as the update reads it."""
+
+        def join(arrays: Sequence[Any]) -> jax.ShapeDtypeStruct:
+            size = sum(x.size for x in arrays)
+            return struct((size,), "float32", self.layout.replicated(home))
+
+        structs = self.computed_structs(home)
+        return self._each(home, structs, lambda joined, x, _: joined.closed(x, join))
+
     def init_state(self, home: Place, masters: Arrays) -> dict[str, Any]:
         """State from master parameters that rest at their home."""
         if not self.group.trainable:
@@ -171,12 +223,14 @@ class GroupRuntime(Sums, Gathers):
         """The new state and what is gathered of it."""
         if not travels:
             return new, ()
+        # All that are joined are cast, so nobody asks for them.
+        masters = self._joined(home).opened(new["master"], lambda _, shapes: shapes)
         if self._packs(home):
-            return new, (*cast, *self._uncast(home, new["master"]))
+            return new, (*cast, *self._uncast(home, masters))
         narrow = iter(cast)
         return new, tuple(
             next(narrow) if cast_it else master
-            for cast_it, master in zip(self._casts(home), new["master"], strict=True)
+            for cast_it, master in zip(self._casts(home), masters, strict=True)
         )
 
     @memo
@@ -195,7 +249,8 @@ class GroupRuntime(Sums, Gathers):
         def f(
             state: dict[str, Any], grads: Arrays, *verdict: jax.Array
         ) -> tuple[dict[str, Any], Arrays]:
-            masters, moments = state["master"], state["moments"]
+            opened = self._each(home, state, lambda joined, x, _: joined.opened(x))
+            masters, moments = opened["master"], opened["moments"]
             factor = verdict[0][1] if judged else unscale
             scaled = (
                 [g * factor for g in grads] if judged or unscale != 1 else list(grads)
@@ -207,23 +262,22 @@ class GroupRuntime(Sums, Gathers):
             new = {"master": tuple(params), "moments": new_moments}
             if guarded:
                 finite = verdict[0][2] > 0
-                new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, state)
+                new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, opened)
+            closed = self._each(home, new, lambda joined, x, _: joined.closed(x))
             if packs:
-                return new, self._pack(home, tuple(new["master"]))
+                return closed, self._pack(home, tuple(new["master"]))
             cast = (x.astype(d) for x, d in zip(new["master"], casts, strict=True) if d)
-            return new, tuple(cast)
+            return closed, tuple(cast)
 
-        structs = self.computed_structs(home)
+        structs, boxes = self._closed_structs(home), self._masters(home)
         args: list[Any] = [structs, self._slice_structs(home, "float32")]
         if judged:
             args.append(struct((4,), "float32", self.layout.replicated(home)))
         if self._site is Site.HOST:
             args = self.at_rest(args)
-            structs = args[0]
+            structs, boxes = args[0], args[0]["master"]
         where = jax.tree.map(lambda s: s.sharding, structs)
-        cast_to = tuple(
-            sharding for sharding, d in zip(where["master"], casts, strict=True) if d
-        )
+        cast_to = tuple(box.sharding for box, d in zip(boxes, casts, strict=True) if d)
         if packs:
             cast_to = (self.layout.replicated(home),) * len(packs)
         return self.programs.get(

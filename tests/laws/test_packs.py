@@ -13,11 +13,11 @@ import optax
 import pytest
 
 from hexijax.layers.chain import Group, Leaf
-from hexijax.plan.plan import Place, StateShare
+from hexijax.plan.plan import Memory, Place, StateShare
 from hexijax.program.boxes import users
 from hexijax.runtime.group_shapes import GroupShapes
 from hexijax.runtime.groups import GroupRuntime
-from hexijax.runtime.layout import Layout
+from hexijax.runtime.layout import DEVICE, Layout
 from hexijax.runtime.optimizer import GroupUpdate
 from hexijax.runtime.programs import Programs
 from tests.laws.test_travel import DEVICES
@@ -40,8 +40,10 @@ SHARES: dict[str, Mapping[str, float]] = {
 }
 
 
-def make_runtime(shares: Mapping[str, float]) -> GroupRuntime:
-    """Three replicas of one device each."""
+def make_runtime(
+    shares: Mapping[str, float], memory: Memory = Memory.DEVICE
+) -> GroupRuntime:
+    """Three replicas of one device each; where their state rests."""
     names = ("fast/0", "fast/1", "slow/0")
     chain = dataclasses.replace(
         make_chain(1, sizes=[4096]),
@@ -52,7 +54,9 @@ def make_runtime(shares: Mapping[str, float]) -> GroupRuntime:
         (stage,) = make_stages([1])
         stages.append(((dataclasses.replace(stage, devices=(name,)),), 1))
     state = StateShare(
-        groups=("*",), shares={Place(k): float(v) for k, v in shares.items()}
+        groups=("*",),
+        shares={Place(k): float(v) for k, v in shares.items()},
+        memory=memory,
     )
     plan = make_plan(*stages, state=(state,))
     (group,) = chain.groups
@@ -86,7 +90,7 @@ def step(runtime: GroupRuntime) -> dict[str, Any]:
     }
     index = {x.id: i for i, x in enumerate(LEAVES)}
     sums = runtime.send_grads(grads)
-    before, after, norms = {}, {}, {}
+    before, after, norms, states, arrays = {}, {}, {}, {}, {}
     for home in runtime.homes:
         masters = runtime.place_masters(
             home,
@@ -98,14 +102,20 @@ def step(runtime: GroupRuntime) -> dict[str, Any]:
                 for leaf, box in runtime.held[home]
             ],
         )
-        state = runtime.init_state(home, masters)
+        state = runtime.closed(home, runtime.init_state(home, masters))
+        arrays[home] = len(jax.tree.leaves(state))
         before[home] = runtime.slices(home, state)
         jax.block_until_ready(before[home])
         before[home] = tuple(x.copy() for x in before[home])  # the update donates them
         summed, norms[home] = runtime.sum(home, sums[home])
-        _, after[home] = runtime.update(home, state, summed, None)
+        there = jax.tree.map(lambda x: x.sharding.with_memory_kind(DEVICE), state)
+        given = jax.device_put(state, there)
+        new, after[home] = runtime.update(home, given, summed, None)
+        states[home] = runtime.opened(home, new)
     return {
         "norms": norms,
+        "arrays": arrays,
+        "states": states,
         **{
             f"{name} {place}": runtime.join(
                 place, runtime.send_params([place], slices)[0]
@@ -129,6 +139,23 @@ def test_packs_change_no_bit(
     jax.tree.map(np.testing.assert_array_equal, packed, leaf_by_leaf)
     dtypes = [x.dtype.name for x in packed["after r0.s0"]]
     assert dtypes == DTYPES
+
+
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES.keys())
+def test_small_state_that_rests_as_one_array_changes_no_bit(
+    shares: Mapping[str, float], monkeypatch: pytest.MonkeyPatch
+):
+    joined = step(make_runtime(shares, Memory.HOST))
+    monkeypatch.setattr("hexijax.runtime.group_shapes.LOOSE_SIZE", 0)
+    apart = step(make_runtime(shares, Memory.HOST))
+    fewer, each = joined.pop("arrays"), apart.pop("arrays")
+    jax.tree.map(np.testing.assert_array_equal, joined, apart)
+    # A count, and of masters those that are not cast.
+    assert max(fewer.values()) <= 4 < 10 == max(each.values())
+    monkeypatch.undo()
+    on_devices = step(make_runtime(shares))
+    for name in (x for x in joined if " " in x):
+        jax.tree.map(np.testing.assert_array_equal, joined[name], on_devices[name])
 
 
 def test_a_bucket_takes_one_copy_from_place_to_place(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ A new card computes in bfloat16, an old one in float16, one that is older still 
 float32: a plan over the three gives one device's numbers.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from hexijax.layers.chain import Chain
 from hexijax.layers.loss import nnx_loss
 from hexijax.layers.names import flatten
 from hexijax.plan import checks
-from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.plan.plan import Memory, Params, Plan, Replica, Stage, StateShare
 from hexijax.plan.precision import (
     DYNAMIC,
     FIRST_SCALE,
@@ -154,6 +155,43 @@ def three() -> Plan:
     """A pipeline over three generations, beside one old card alone."""
     pipeline = stages((NEW, 1), (OLD, 1), (OLDEST, 2))
     return plan_of((pipeline, 2, 4), (stages((OTHER, 4)), 1, 2))
+
+
+def test_packed_parameters_come_from_state_in_host_memory(monkeypatch: Any):
+    """To two cards of one dtype, one of which gathers them before each pass."""
+    monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 1)
+    pair = Cluster.from_toml(CLUSTER.replace('24g", count = 1', '24g", count = 2'))
+    count, job = len(chain().layers), experiment()
+    parts = [
+        dataclasses.replace(
+            stages((NEW, count))[0],
+            devices=(name,),
+            segments=(1,) * count,
+            params=(params,) * count,
+        )
+        for name, params in ((NEW, Params.FREED), (OLD, Params.KEPT))
+    ]
+    replicas = tuple(
+        Replica(stages=(part,), microbatches=1, microbatch_size=3, samples=3)
+        for part in parts
+    )
+    found: dict[Memory, list[float]] = {}
+    for memory in Memory:
+        state = StateShare(groups=("*",), shares={}, memory=memory)
+        plan = Plan(replicas=replicas, batch_size=BATCH_SIZE, state=(state,))
+        run = make_machine(job, pair, chain(), plan, emulate=True).engine
+        assert isinstance(run, Engine)
+        run.init()
+        assert any(
+            group._packs(home) for group in run.groups.values() for home in group.homes
+        )
+        found[memory] = []
+        for step in range(3):
+            found[memory].append(
+                run.step(tokens(BATCH_SIZE, step), step).fetch()["loss"]
+            )
+            run.load({k: [x.copy() for x in v] for k, v in run.slices().items()})
+    assert found[Memory.HOST] == pytest.approx(found[Memory.DEVICE], rel=1e-6)
 
 
 def engine(plan: Plan | None, job: Experiment) -> Engine | PlainEngine:
