@@ -6,6 +6,7 @@ plan, chain, cluster -> PlanCosts -> duration_s(instruction), border(...), excha
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,14 +27,19 @@ from hexijax.costs.memory import (
     shard_size,
     stage_within,
 )
-from hexijax.costs.rates import CALL_S
+from hexijax.costs.rates import CALL_S, HOST_PIECE_S
 from hexijax.costs.ways import NO_LOAD, Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import buckets, streams_state, update_site
+from hexijax.program.buckets import (
+    LOOSE_SIZE,
+    buckets,
+    streams_state,
+    update_site,
+)
 from hexijax.program.program import (
     HOST,
     PIECES,
@@ -257,13 +263,29 @@ class PlanCosts:
         self, kind: Kind, place: Place, subject: str, comes: bool
     ) -> Load:
         num_bytes = self._moved_bytes(kind, place, subject)
-        return self._way(place, num_bytes, comes=comes)
+        pieces = self._moved_pieces(kind, place, subject)
+        return self._way(place, num_bytes, pieces, comes=comes)
 
-    def _way(self, place: Place, num_bytes: int, *, comes: bool) -> Load:
+    def _moved_pieces(self, kind: Kind, place: Place, subject: str) -> int:
+        """Of how many arrays a buffer is that waits or rests on the host; of what a
+        segment keeps, that is not known and taken for one."""
+        if kind is Kind.PARAM:
+            return len(self.groups[subject].leaves)
+        if kind is Kind.GRAD:
+            return len(self.boxes(subject).get(place, ()))
+        if kind is not Kind.STATE:
+            return 1
+        boxes = self.boxes(subject).get(place, {}).values()
+        sizes = [math.prod(stop - start for start, stop in box) for box in boxes]
+        alone = sum(size > LOOSE_SIZE for size in sizes)
+        return (alone + (alone < len(sizes))) * (1 + self._moments)
+
+    def _way(self, place: Place, num_bytes: int, pieces: int, *, comes: bool) -> Load:
         devices, end = self.devices(place), "in" if comes else "out"
         hosts = [host_side(self._cluster, name) for name in devices]
         each_s = tuple(
-            num_bytes / (host.in_bytes_per_s if comes else host.out_bytes_per_s)
+            pieces * HOST_PIECE_S
+            + num_bytes / (host.in_bytes_per_s if comes else host.out_bytes_per_s)
             for host in hosts
         )
         return Load(
@@ -302,7 +324,8 @@ class PlanCosts:
         num_bytes = STATE_BYTES * self.exchange(group).held.get(home, 0)
         if update_site(self._plan, self.groups[group]) is ops.Site.HOST:
             return self._returns(home, num_bytes)
-        return self._way(home, num_bytes, comes=True)
+        pieces = self._moved_pieces(Kind.STATE, home, group) // (1 + self._moments)
+        return self._way(home, num_bytes, pieces, comes=True)
 
     def slice_copy(self, home: Place, group: str) -> Load:
         """New parameters that the host has made, to their home's devices."""
@@ -312,7 +335,7 @@ class PlanCosts:
 
     def _returns(self, home: Place, num_bytes: int) -> Load:
         """What the host's processor has, to a home's devices."""
-        load = self._way(home, num_bytes, comes=True)
+        load = self._way(home, num_bytes, 0, comes=True)
         returns = [
             num_bytes / host_side(self._cluster, name).return_bytes_per_s
             for name in self.devices(home)

@@ -24,6 +24,10 @@ HOST_CALL_S = 0.6e-3
 PIECE_S = 0.13e-3
 """Starting one more copy between two cards: 3,700 took half a second."""
 
+HOST_PIECE_S = 70e-6
+"""Of one array's way to pinned memory or from there, beside its bytes: 64 microseconds
+out of an H200 and 76 into it, where 40 small ones go at once."""
+
 COPIES_SHARE, COLLECTIVE_SHARE = 0.72, 0.89
 """Of the rate at which one card copies to another: what copies from and to several
 others at once reach, and what NCCL does. 512 MB gathered over four H100s, of which each

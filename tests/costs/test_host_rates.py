@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 
 from hexijax.cluster import Cluster
+from hexijax.costs import PlanCosts
 from hexijax.costs.host_rates import host_side
+from hexijax.costs.rates import HOST_PIECE_S
+from hexijax.plan.plan import Memory, Schedule, StateShare
+from hexijax.program import names
+from hexijax.program.program import Prefetch
+from tests.plan.examples import make_cluster
+from tests.program.examples import make_chain, make_plan, make_stages
 
 CLUSTERS = "experiments/clusters/{}.toml"
 
@@ -36,3 +43,23 @@ def test_a_measured_link_is_taken_both_ways():
     assert slow.in_bytes_per_s == slow.out_bytes_per_s == slow.return_bytes_per_s
     assert slow.in_bytes_per_s == 2.7e9
     assert "measured link" in slow.source
+
+
+def test_every_array_of_a_copy_is_paid_for_and_small_state_is_one(monkeypatch):
+    chain, cluster = make_chain(2, sizes=[64, 64]), make_cluster()
+    stages = make_stages([2], prefix="n0", segments=[[1, 1]])
+    state = StateShare(groups=("*",), shares={}, memory=Memory.HOST)
+    plan = make_plan((stages, 1), schedule=Schedule.LAYERED, state=(state,))
+    host = host_side(cluster, "n0/0")
+
+    def came_s() -> float:
+        """A chunk of state to its device: two leaves, master and two moments each."""
+        costs = PlanCosts(plan, chain, cluster)
+        (group,) = {g.name for g in costs.groups.values() if g.layers == (0,)}
+        fetch = Prefetch(buffer=names.state("r0.s0", group), pool="state")
+        return costs.duration_s(fetch)
+
+    bytes_s = 3 * 4 * (64 * 64 + 64) / host.in_bytes_per_s
+    assert came_s() == pytest.approx(bytes_s + 3 * HOST_PIECE_S)
+    monkeypatch.setattr("hexijax.costs.instructions.LOOSE_SIZE", 64)
+    assert came_s() == pytest.approx(bytes_s + 6 * HOST_PIECE_S)
