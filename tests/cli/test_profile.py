@@ -15,8 +15,8 @@ pytestmark = pytest.mark.usefixtures("backend")
 
 TINY = str(Path(__file__).with_name("tiny.py"))
 
-TOO_MANY = 2**24
-"""Samples whose activations take half a TiB."""
+TOO_MANY = 2**22
+"""Samples whose activations take 128 GiB; XLA 0.12 cannot compile far more."""
 
 CLUSTER = """\
 format = 1
@@ -45,6 +45,8 @@ host_cores = 2
 in_node = { latency_us = 100, bandwidth_gb_per_s = 4 }
 """
 
+ONE = CLUSTER.replace('count = 2 }, { kind = "cpu-slow", count = 1 }', "count = 1 }")
+
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch):
@@ -54,13 +56,13 @@ def _environment(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cluster, and a profile of it whose second microbatch has no memory."""
+    """A cluster, and a profile of it."""
     folder = tmp_path_factory.mktemp("profiled")
     (folder / "two.toml").write_text(CLUSTER)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JAX_PLATFORMS", "XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR"):
             patch.setenv(name, os.environ.get(name, ""))
-        assert profile(folder, "--sizes", "1", str(TOO_MANY), "--seconds", "900") == 0
+        assert profile(folder, "--sizes", "1", "--seconds", "900") == 0
     return folder
 
 
@@ -96,18 +98,22 @@ def test_each_kind_has_times_by_microbatch_degree_and_policy(folder: Path):
         assert len(about["host_in_bytes_us"]) == len(about["host_out_bytes_us"]) > 4
 
 
-def test_a_microbatch_without_memory_ends_its_row_and_is_recorded(folder: Path):
-    document = read(folder)
-    for kind, count in (("cpu-fast", 6), ("cpu-slow", 3)):
-        rows = document["kinds"][kind]["layer_times"]
-        without = [row for row in rows if row.get("out_of_memory")]
-        assert len(without) == count
-        assert {row["samples"] for row in without} == {TOO_MANY}
-    # A larger one is not tried.
-    before = (folder / "p.toml").read_text()
-    sizes = ("--sizes", "1", str(TOO_MANY), str(2 * TOO_MANY))
-    assert profile(folder, *sizes) == 0
-    assert (folder / "p.toml").read_text() == before
+def test_a_microbatch_without_memory_ends_its_row_and_is_recorded(
+    tmp_path: Path, capsys
+):
+    (tmp_path / "two.toml").write_text(ONE)
+    sizes = ("--sizes", str(TOO_MANY), str(2 * TOO_MANY))
+    assert profile(tmp_path, *sizes, "--seconds", "900") == 0
+    said = capsys.readouterr().err
+    assert f"microbatch {TOO_MANY}, remat full: out of memory; larger" in said
+    assert f"microbatch {2 * TOO_MANY}" not in said, "a larger one is not tried"
+    rows = read(tmp_path)["kinds"]["cpu-fast"]["layer_times"]
+    without = [row for row in rows if row.get("out_of_memory")]
+    assert {row["remat"] for row in without} == {"none", "dots", "full"}
+    assert {row["samples"] for row in without} == {TOO_MANY}
+    before = (tmp_path / "p.toml").read_text()
+    assert profile(tmp_path, *sizes) == 0
+    assert (tmp_path / "p.toml").read_text() == before
 
 
 def test_links_and_hosts_go_into_the_cluster(folder: Path):
@@ -147,7 +153,7 @@ def test_a_plan_reads_it_and_says_what_it_used(folder: Path, tmp_path: Path, cap
 
 
 def test_what_is_missing_is_measured_and_the_budget_is_kept(tmp_path: Path, capsys):
-    (tmp_path / "two.toml").write_text(CLUSTER)
+    (tmp_path / "two.toml").write_text(ONE)
     assert profile(tmp_path, "--sizes", "1", "--seconds", "1e-9") == 0
     assert "measurements are missing; the same command again" in capsys.readouterr().out
     assert "kinds" not in read(tmp_path)
@@ -158,7 +164,7 @@ def test_what_is_missing_is_measured_and_the_budget_is_kept(tmp_path: Path, caps
     assert "measurements are in the file already" in said.err
     for kind, about in part["measured"].items():
         assert about.items() <= whole["measured"][kind].items()
-    assert len(layers(whole, "cpu-fast")) == 18
+    assert len(layers(whole, "cpu-fast")) == 9
     assert "measurements are missing" not in said.out.splitlines()[-1]
 
 
