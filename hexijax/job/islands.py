@@ -105,6 +105,7 @@ class Islanded:
         self._posted: int | None = None  # steps done when it heard of a halt
         self._last: int | None = None  # the step agreed on to halt at
         self._session = ""
+        self._took: dict[str, float] = {}  # seconds of what is between two generations
         self.machine: Machine
         self.plan: Plan
         self.cluster: Cluster
@@ -156,9 +157,12 @@ class Islanded:
         if not step:
             batches.set_state(self._first)
             return 0
+        moving = time.monotonic()
         found = saving.restore(self.folder, self.engine, shared, self._say, step=step)
         batches.set_state(saving.position(found.stand, self.folder.path))
-        self._say(f"going on after step {step}: {found.moved}")
+        self._took["moved"] = time.monotonic() - moving
+        took = ", ".join(f"{what} in {s:.2f} s" for what, s in self._took.items())
+        self._say(f"going on after step {step}: {found.moved}\n  {took}")
         return step
 
     def _seen(self) -> Mapping[str, int]:
@@ -304,6 +308,7 @@ class Islanded:
             self.cluster,
             what="The launcher's plan",
         )
+        began = time.monotonic()
         server = self._start_server()
         world = self.member.join(
             self._welcome,
@@ -312,6 +317,7 @@ class Islanded:
             seconds=float(self._welcome.brief["wait_s"]),
             pull_s=float(self._welcome.brief["pull_s"]),
         )
+        met = time.monotonic()
         channel = TransferChannel(server, world, self.member.lost)
         self.member.waits, self._session = channel.waits, world.session
         self.machine = make_machine(
@@ -324,9 +330,13 @@ class Islanded:
             world=world,
             channel=channel,
         )
-        self.member.gather(
-            "made", None, self._agree_s
-        )  # some compile longer than others
+        made = time.monotonic()
+        self.member.gather("made", None, self._agree_s)  # some compile longer
+        self._took = {
+            "met": met - began,
+            "compiled": made - met,
+            "all had": time.monotonic() - made,
+        }
 
     def _forget_after(self, step: int) -> None:
         """Removes what was saved of later steps: with parts written from now on they
