@@ -12,6 +12,7 @@ import optax
 
 from hexijax.plan.plan import Plan
 from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.reach import Reach
@@ -43,7 +44,7 @@ def bare(case: cases.Case, monkeypatch: Any) -> Engine:
     # What a lane's microbatch holds matters to programs, not to state.
     frozen = cases.chain(case.shape).frozen
     trace = cases._traced(cases.model(case.shape)[0], 2, False, frozen)
-    monkeypatch.setattr(engine_module, "trace_model", lambda *args, **fields: trace)
+    monkeypatch.setattr(tracing, "trace_model", lambda *args, **fields: trace)
     monkeypatch.setattr(engine_module, "Executor", lambda program, parts: Shelf())
     # What the optimizer is and what it trains is the same for every plan of a model.
     monkeypatch.setattr(engine_module, "frozen_names", lambda *args: frozen)

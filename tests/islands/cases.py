@@ -9,7 +9,7 @@ from unittest import mock
 from hexijax.cluster import Cluster
 from hexijax.cluster.node import DeviceGroup
 from hexijax.layers.names import flatten
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.engine import Engine
 from tests.laws import cases, drawing
 from tests.laws.law_models import Shape, tokens
@@ -64,7 +64,7 @@ def make(islands: int, seed: int, devices: Any, carrier: Any = None) -> Engine:
     extra = {} if carrier is None else {"carrier": carrier}
     with (
         mock.patch("hexijax.program.boxes.MIN_CUT_SIZE", 64),
-        mock.patch.object(engine_module, "trace_model", cases._shared_trace),
+        mock.patch.object(tracing, "trace_model", cases._shared_trace),
     ):
         return Engine(
             cases.experiment(case.shape, case.clipped),
@@ -89,7 +89,7 @@ def outcome(engine: Engine, seed: int, *, whole: bool = True) -> dict[str, Any]:
         found[f"gradient {name}"] = x
     if not whole:
         return found
-    with mock.patch.object(engine_module, "trace_model", cases._shared_trace):
+    with mock.patch.object(tracing, "trace_model", cases._shared_trace):
         found["seen"] = engine.evaluate(batch[1], 0)
     found["second"] = engine.step(batch[2], 1).fetch()
     for name, x in flatten(engine.params()).items():

@@ -11,7 +11,7 @@ import pytest
 from hexijax.cluster import Cluster
 from hexijax.layers.names import flatten
 from hexijax.plan.plan import Plan, Reductions, Replica, Stage
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from tests.islands.nearby import all_at_once, carriers
@@ -52,7 +52,7 @@ def outcome(made: Engine, seed: int) -> tuple[Any, ...]:
 
 def check(seed: int, monkeypatch: Any) -> None:
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
-    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    monkeypatch.setattr(tracing, "trace_model", _shared_trace)
     case = draw(seed)
     want = outcome(engine(case), seed)
     joined = carriers(apart(), assign(cluster()))
@@ -83,7 +83,7 @@ def test_what_an_island_has_to_say_crosses_once(monkeypatch: Any):
     """Gradients of an island's replicas are added before they leave, where reductions
     are fast, and new parameters are spread inside."""
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
-    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    monkeypatch.setattr(tracing, "trace_model", _shared_trace)
     shape = Shape(tied=False)
     layers = len(chain(shape).layers)
     replicas = tuple(

@@ -22,7 +22,7 @@ from hexijax.layers.names import flatten
 from hexijax.layers.trace import TracedModel, trace_model
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.program import names
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.batches import sample_keys
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
@@ -215,7 +215,7 @@ def global_norm(grads: dict[str, np.ndarray]) -> float:
 def run(case: Case, monkeypatch: Any, **fields: Any) -> Outcome:
     """One step of the case, and the plain program's; ``fields`` of the experiment."""
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
-    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    monkeypatch.setattr(tracing, "trace_model", _shared_trace)
     batch = tokens(BATCH_SIZE, case.seed)
     job = dataclasses.replace(experiment(case.shape, case.clipped), **fields)
     engine = Engine(job, case.plan, chain(case.shape), cluster(), assign(cluster()))

@@ -10,7 +10,7 @@ import pytest
 
 from hexijax.errors import UserError
 from hexijax.job.evaluation import evaluate
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from tests.laws import cases
@@ -43,7 +43,7 @@ def on_one_device(loss: Any, params: Any) -> dict[str, float]:
 def make_engine(case: Case, monkeypatch: Any, **fields: Any) -> Engine:
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
     if "loss" not in fields:
-        monkeypatch.setattr(engine_module, "trace_model", cases._shared_trace)
+        monkeypatch.setattr(tracing, "trace_model", cases._shared_trace)
     job = dataclasses.replace(cases.experiment(case.shape, case.clipped), **fields)
     made = Engine(job, case.plan, chain(case.shape), cluster(), assign(cluster()))
     made.init()

@@ -22,7 +22,7 @@ from hexijax.plan.plan import (
     Stage,
     StateShare,
 )
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.ledger import Ledger
@@ -85,7 +85,7 @@ def pipeline(microbatches: int, devices: Sequence[str]) -> Plan:
 def peaks(made: Plan, monkeypatch: pytest.MonkeyPatch) -> Peaks:
     """Peak bytes in a step, by device and kind of memory."""
     monkeypatch.setattr("hexijax.program.boxes.MIN_CUT_SIZE", 64)
-    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    monkeypatch.setattr(tracing, "trace_model", _shared_trace)
     job = dataclasses.replace(experiment(SHAPE, False), batch_size=made.batch_size)
     devices = assign(cluster())
     engine = Engine(job, made, chain(SHAPE), cluster(), devices)

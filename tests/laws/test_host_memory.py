@@ -17,7 +17,7 @@ from hexijax.plan.plan import (
     StateShare,
     UpdateOrder,
 )
-from hexijax.runtime import engine as engine_module
+from hexijax.runtime import tracing
 from hexijax.runtime.devices import assign
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.layout import PINNED_HOST
@@ -94,7 +94,7 @@ FIRST = "state and parameters"
 )
 def test_pinned_memory_is_what_was_promised(name: str, monkeypatch: Any):
     monkeypatch.setattr("hexijax.program.buckets.CHUNK_SIZE", 1500)
-    monkeypatch.setattr(engine_module, "trace_model", _shared_trace)
+    monkeypatch.setattr(tracing, "trace_model", _shared_trace)
     made = plan(**PLANS[name])
     job = dataclasses.replace(experiment(SHAPE, False), batch_size=BATCH)
     engine = Engine(job, made, chain(SHAPE), cluster(), assign(cluster()))
