@@ -20,7 +20,7 @@ from hexijax.runtime.group_shapes import to_host
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.intake import abstract_params
 from hexijax.runtime.layer_timing import PLACE, mesh_plan
-from hexijax.runtime.layout import PINNED_HOST, Layout
+from hexijax.runtime.layout import DEVICE, PINNED_HOST, Layout
 from hexijax.runtime.optimizer import GroupUpdate
 from hexijax.runtime.programs import Programs
 from hexijax.runtime.stopwatch import device_s, filled, median_s
@@ -124,9 +124,10 @@ def _on_device(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], An
 
 
 def _streamed(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any]:
-    here = jax.tree.map(lambda x: x.sharding, state)
+    rest = runtime.closed(PLACE, state)
+    here = jax.tree.map(lambda x: x.sharding.with_memory_kind(DEVICE), rest)
     rests = jax.tree.map(lambda s: s.with_memory_kind(PINNED_HOST), here)
-    held = [jax.block_until_ready(jax.device_put(state, rests))]
+    held = [jax.block_until_ready(jax.device_put(rest, rests))]
 
     def call() -> Any:
         come = jax.device_put(held[0], here)
