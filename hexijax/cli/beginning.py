@@ -19,7 +19,7 @@ from hexijax.plan import Plan
 from hexijax.report import RunFolder
 from hexijax.report.explain import brief
 from hexijax.report.grounds import measurements
-from hexijax.report.judged import judge
+from hexijax.report.judged import Judged, judge
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,9 @@ class Begun:
 
     members: Members | None
     """Of an elastic run in one process."""
+
+    judged: Judged | None
+    """The plan as it is predicted to run; None: the plain program."""
 
 
 def begin(
@@ -79,12 +82,13 @@ def begin(
         screen.say(f"note: {note}")
     for line in measurements(session.cluster):
         screen.say(f"note: {line}")
-    plan = None
+    plan = judged = None
     if arguments.plan != SINGLE:
         stored = resumed.plan_text if resumed else None
         plan = find_plan(session, chain, arguments.plan, screen.say, stored)
         what = problem(experiment, chain, session.cluster)
-        screen.say(brief(judge(experiment.name, plan, what)))
+        judged = judge(experiment.name, plan, what)
+        screen.say(brief(judged))
     return Begun(
         session=session,
         chain=chain,
@@ -92,6 +96,7 @@ def begin(
         choices=found,
         resumed=resumed,
         members=members,
+        judged=judged,
     )
 
 

@@ -24,6 +24,11 @@ def add_run_flags(run: argparse.ArgumentParser) -> None:
     """Those of `run`."""
     add_training_flags(run)
     run.add_argument(
+        "--trace",
+        action="store_true",
+        help="watch the last step, and write it beside the predicted one: trace.json",
+    )
+    run.add_argument(
         "--island",
         metavar="NAME|I|auto",
         help="be this island of a job that `launch` holds together; auto: as Slurm, "

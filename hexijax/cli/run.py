@@ -8,15 +8,19 @@ import contextlib
 
 from hexijax.cli import elasticity, rehearsal
 from hexijax.cli.beginning import begin
+from hexijax.cli.session import SINGLE
 from hexijax.cli.training import Fixed, train
+from hexijax.errors import UserError
 from hexijax.job.elastic import Elastic
 from hexijax.job.machine import make_machine
 from hexijax.job.screen import Screen
+from hexijax.job.tracing import Traced
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
-    screen = Screen()
+    screen, traced = Screen(), None
+    _check_trace(arguments)
     begun = begin(arguments, screen)
     session, chain = begun.session, begun.chain
     with contextlib.ExitStack() as stack:
@@ -40,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
             job.begin(begun.plan)
         else:
+            from hexijax.runtime.engine import Engine
+
             machine = make_machine(
                 session.experiment,
                 session.cluster,
@@ -49,6 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
                 progress=screen.compiling,
             )
             job = Fixed(machine=machine, plan=begun.plan, cluster=session.cluster)
+            if arguments.trace:
+                engine = machine.engine
+                assert isinstance(engine, Engine), "the plain program is refused above"
+                traced = Traced(engine, session.experiment.steps)
         return train(
             arguments,
             session,
@@ -57,4 +67,20 @@ def run(arguments: argparse.Namespace) -> int:
             chain=chain,
             job=job,
             resumed=begun.resumed,
+            judged=None if arguments.emulate else begun.judged,
+            traced=traced,
         )
+
+
+def _check_trace(arguments: argparse.Namespace) -> None:
+    """Raises a ``UserError`` where there is no one plan to hold a step against."""
+    for flag, given in (
+        ("--elastic", arguments.elastic is not None),
+        ("--plan single", arguments.plan == SINGLE),
+        ("--emulate", arguments.emulate),
+    ):
+        if arguments.trace and given:
+            raise UserError(
+                f"--trace and {flag} were both given: a step is held against what one "
+                "plan was predicted to do on the devices it runs on. Leave one out."
+            )

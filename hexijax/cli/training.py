@@ -24,10 +24,12 @@ from hexijax.job.islands import Islanded
 from hexijax.job.loop import Diverged, Loop
 from hexijax.job.machine import Machine
 from hexijax.job.screen import Screen
+from hexijax.job.tracing import Traced, drift
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
 from hexijax.report import Meter, Metrics, RunFolder
 from hexijax.report.folder import write_json
+from hexijax.report.judged import Judged
 from hexijax.report.summary import make_report, render
 
 DIVERGED, INTERRUPTED = 1, 130
@@ -61,8 +63,14 @@ def train(
     chain: Chain,
     job: Elastic | Fixed | Islanded,
     resumed: RunFolder | None,
+    judged: Judged | None = None,
+    traced: Traced | None = None,
 ) -> int:
-    """Trains; returns the exit code. No machine of an elastic job is held here."""
+    """Trains; returns the exit code. No machine of an elastic job is held here.
+
+    What is ``judged`` is held against what was measured; ``traced`` is the job's engine
+    where steps are watched.
+    """
     experiment = session.experiment
     batches = experiment.data.batches(experiment.batch_size)
     fingerprint = experiment.data.fingerprint()
@@ -111,7 +119,7 @@ def train(
 
         def make_loop() -> Loop:
             return Loop(
-                engine=job.engine,
+                engine=traced or job.engine,
                 experiment=experiment,
                 batches=batches,
                 meter=meter,
@@ -168,9 +176,12 @@ def train(
             screen.close()
             if islanded is None or status != "failed":
                 report = _report(own(), session, job, metrics, meter, status)
+                lines: list[str] = []
+                if status == "done" and judged is not None and isinstance(job, Fixed):
+                    lines = _compare(report, judged, traced, own())
                 if arguments.json:
                     write_json(arguments.json, report)
-                screen.say(render(report, str(own().path)))
+                screen.say(render(report, str(own().path), lines))
     return 0 if status == "done" else INTERRUPTED
 
 
@@ -226,3 +237,25 @@ def _report(
     )
     write_json(folder.report, report)
     return report
+
+
+def _compare(
+    report: dict[str, Any], judged: Judged, traced: Traced | None, folder: RunFolder
+) -> list[str]:
+    """Adds what was predicted to a run's report; returns lines for people."""
+    if not report["measured_step_s"]:
+        return []
+    trace = folder.path / "trace.json"
+    found = drift(
+        judged,
+        report["measured_step_s"],
+        report["peak_bytes_by_device"],
+        traced=traced,
+        trace=trace,
+    )
+    report["prediction"] = found.report()
+    write_json(folder.report, report)
+    where = (
+        [] if traced is None else [f"  trace   {trace}, for https://ui.perfetto.dev"]
+    )
+    return [*found.lines(), *where]

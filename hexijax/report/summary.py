@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hexijax
@@ -97,8 +97,8 @@ def product_flops_per_s(profile: DeviceProfile, dtype: str) -> float | None:
     return peaks.get(dtype)
 
 
-def render(report: Report, folder: str) -> str:
-    """The few lines a person wants at the end."""
+def render(report: Report, folder: str, more: Sequence[str] = ()) -> str:
+    """The few lines a person wants at the end; ``more`` stand before the folder."""
     if not report["steps"]:
         return f"{report['name']}: {report['status']} before the first step. {folder}"
     first, last = (_number(report[key], ".4f") for key in ("loss_first", "loss_last"))
@@ -120,7 +120,7 @@ def render(report: Report, folder: str) -> str:
     if peaks := report["peak_bytes_by_device"]:
         device = max(peaks, key=lambda name: peaks[name])
         lines.append(f"  memory  at most {peaks[device] / 2**30:.2f} GiB ({device})")
-    return "\n".join([*lines, f"  folder  {folder}"])
+    return "\n".join([*lines, *more, f"  folder  {folder}"])
 
 
 def _kind(cluster: Cluster, name: str) -> str:
