@@ -24,8 +24,9 @@ from hexijax.islands.wire import TOKEN, new_token
 PROBE_S = 180.0
 """For a host to import JAX and to look at its cards."""
 
-Rates = Mapping[tuple[str, str], tuple[float, float]]
-"""By two hosts: seconds of latency, bytes a second."""
+Rates = Mapping[tuple[str, str], tuple[float, float, float]]
+"""By two hosts: seconds of a small array, bytes a second of a large one, and of one
+stream of TCP."""
 
 _SPARE_BYTES = 2**30
 """Of a card's free memory, that a context and loaded kernels take."""
@@ -92,10 +93,13 @@ def render(
             lines += ["# no peer access: copies go through the host's memory"]
             lines += [f'between = ["{_name(host)}/{i}", "{_name(host)}/{j}"]']
             lines += ["link = { latency_us = 30, bandwidth_gb_per_s = 8 }"]
-    for (a, b), (latency_s, bytes_per_s) in rates.items():
+    for (a, b), (latency_s, bytes_per_s, tcp_bytes_per_s) in rates.items():
         lines += ["", "[[links.node_pairs]]"]
         lines += [f'between = ["{_name(a)}", "{_name(b)}"]']
-        lines += [f"# measured {day}: one TCP stream, the slower way"]
+        lines += [
+            f"# measured {day}: arrays from device to device, the slower way; one TCP "
+            f"stream has {tcp_bytes_per_s / 1e9:.3g} GB/s"
+        ]
         figures = f"latency_us = {latency_s * 1e6:.0f}, bandwidth_gb_per_s = "
         lines += [f"link = {{ {figures}{bytes_per_s / 1e9:.3g} }}"]
     return "\n".join(lines) + "\n"
@@ -157,17 +161,26 @@ def _rates(hosts: Sequence[str], arguments: argparse.Namespace) -> Rates:
     """Both ways between each two hosts; the slower of either counts."""
     found = {}
     for a, b in itertools.combinations(hosts, 2):
-        both = [_rate(a, b, arguments), _rate(b, a, arguments)]
-        found[a, b] = max(x for x, _ in both), min(y for _, y in both)
-        print(f"{a} - {b}: {found[a, b][1] / 1e9:.3g} GB/s", flush=True)
+        ways = (a, b), (b, a)
+        tcp = [_rate(*way, arguments) for way in ways]
+        arrays = [_rate(*way, arguments, "arrays") for way in ways]
+        found[a, b] = (
+            max(x for x, _ in arrays),
+            min(y for _, y in arrays),
+            min(y for _, y in tcp),
+        )
+        rates = [f"{each / 1e9:.3g} GB/s" for each in found[a, b][1:]]
+        print(f"{a} - {b}: {rates[0]}, one stream of TCP {rates[1]}", flush=True)
     return found
 
 
-def _rate(a: str, b: str, arguments: argparse.Namespace) -> tuple[float, float]:
-    """From ``a`` to ``b``."""
+def _rate(
+    a: str, b: str, arguments: argparse.Namespace, what: str = "rate"
+) -> tuple[float, float]:
+    """From ``a`` to ``b``: of the network, or of ``arrays``."""
     probe, token = [arguments.python, "-m", "hexijax.cli.probe"], new_token()
     words = ssh.script(
-        [*probe, "rate", ssh.address_of(a)], folder=arguments.folder, secret=TOKEN
+        [*probe, what, ssh.address_of(a)], folder=arguments.folder, secret=TOKEN
     )
     server = subprocess.Popen(
         [*ssh.SSH, a, words],
@@ -191,7 +204,7 @@ def _rate(a: str, b: str, arguments: argparse.Namespace) -> tuple[float, float]:
                     f"it, or did not say so within {PROBE_S:g} s. Leave rates out with "
                     "--no-rates, and write them by hand."
                 )
-            words = [*probe, "rate-to", address]
+            words = [*probe, f"{what}-to", address]
             said = ssh.run(
                 b, words, folder=arguments.folder, secret=token, seconds=PROBE_S
             )

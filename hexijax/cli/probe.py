@@ -75,6 +75,15 @@ def _main(words: list[str]) -> None:
             rates.serve(host, os.environ[TOKEN], lambda at: print(at, flush=True))
         case ["rate-to", address]:
             print(json.dumps(rates.measure(address, os.environ[TOKEN])))
+        case ["arrays" | "arrays-to" as way, where]:
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+            from hexijax.islands import array_rates
+
+            if way == "arrays":
+                token = os.environ[TOKEN]
+                array_rates.serve(where, token, lambda at: print(at, flush=True))
+            else:
+                print(json.dumps(array_rates.measure(where, os.environ[TOKEN])))
         case _:
             print(json.dumps(look()))
 

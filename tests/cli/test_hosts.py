@@ -62,16 +62,22 @@ def test_what_was_found_on_hosts_is_a_cluster_and_says_what_was_measured():
         ),
         "small": probe([["cpu", 1]]),
     }
-    rates = {("me@box", "small"): (45e-6, 1.17e9)}
+    rates = {("me@box", "small"): (450e-6, 0.9e9, 1.17e9)}
     text = render("lab", probes, rates, today="2026-01-02")
     cluster = Cluster.from_toml(text)
     assert cluster.islands == {"box": ("box/0", "box/1"), "small": ("small/0",)}
     assert cluster.node("box").host == "me@box"
     assert cluster.device("box/0").usable_memory_bytes == 21 * 2**30
-    assert cluster.link("box/0", "small/0").bytes_per_s == 1.17e9
+    between = cluster.link("box/0", "small/0")
+    assert (between.latency_s, between.bytes_per_s) == (450e-6, 0.9e9)
     assert cluster.link("box/0", "box/1").bytes_per_s == 8e9
     lines = text.splitlines()
-    for measured in ("usable", "the system reports", "2026-01-02: one TCP stream"):
+    for measured in (
+        "usable",
+        "the system reports",
+        "2026-01-02: arrays from device to device, the slower way; one TCP stream has "
+        "1.17 GB/s",
+    ):
         assert any(line.startswith("# ") and measured in line for line in lines)
     assert "# no peer access: copies go through the host's memory" in lines
     assert "# Python 3.12.1, JAX 0.12.0, hexijax 0.1.0" in lines

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +171,71 @@ def test_an_island_killed_ends_the_job_by_name(tmp_path: Path):
     code, shown = run(command(tmp_path, *endless), kill)
     assert code == 3, shown
     assert "island b is lost: " in shown
+
+
+FOUR = """\
+format = 1
+name = "four"
+[kinds.slow]
+vendor = "cpu"
+memory_gib = 2
+peak_tflops = { float32 = 0.00001 }
+memory_gb_per_s = 10
+host_link_gb_per_s = 10
+source = "declared: so slow that no device is left out"
+[links]
+between_nodes = { latency_us = 50, bandwidth_gb_per_s = 1 }
+"""
+NODE = """\
+[[nodes]]
+name = "NAME"
+devices = [{ kind = "slow", count = 1 }]
+host_memory_gib = 4
+host_cores = 1
+"""
+
+
+@pytest.mark.laws
+def test_from_a_kill_to_the_next_step_of_those_left(
+    tmp_path: Path, record_property: Any
+):
+    """What is between is told, part by part; programs are cached the second time."""
+    file = tmp_path / "four.toml"
+    file.write_text(FOUR + "".join(NODE.replace("NAME", name) for name in "abcd"))
+    words = [sys.executable, "-m", "hexijax.cli.main", "launch", TINY, "--local"]
+    words += ["--cluster", str(file), "--elastic", "--save-every", "10"]
+    words += ["--set", "steps=100000", "--out", str(tmp_path)]
+
+    def lose_one() -> tuple[float, str]:
+        killed: list[float] = []
+        trained: list[float] = []  # since when anew
+        new: list[float] = []
+
+        def watch(process: subprocess.Popen[str], line: str) -> None:
+            step = re.match(r"step ([0-9]+)/", line)
+            if killed and line.startswith("training:"):
+                trained.append(time.monotonic())
+            elif step and not killed and int(step[1]) > 50:
+                time.sleep(5.0)  # plans for a loss are there
+                os.kill(islands(process.pid)["b"], signal.SIGKILL)
+                killed.append(time.monotonic())
+            elif step and trained and not new:
+                new.append(time.monotonic())
+                process.send_signal(signal.SIGINT)
+
+        code, shown = run(words, watch)
+        assert code == 130, shown
+        return new[0] - killed[0], shown
+
+    lose_one()
+    seconds, shown = lose_one()
+    record_property("seconds", round(seconds, 2))
+    after = shown[shown.index("island b is lost") :]
+    (planned,) = re.findall(r"generation 1: a, c, d; planned in ([0-9.]+) s", after)
+    parts = re.findall(r"(met|compiled|all had|moved) in ([0-9.]+) s", after)[:4]
+    record_property("parts", {"planned": planned, **dict(parts)})
+    assert [name for name, _ in parts] == ["met", "compiled", "all had", "moved"]
+    assert seconds < 20.0
 
 
 @pytest.mark.laws

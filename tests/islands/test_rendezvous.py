@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from hexijax.errors import UserError
+from hexijax.islands import array_rates, rates
 from hexijax.islands.asking import Asking
 from hexijax.islands.launcher import Launcher, Outcome
 from hexijax.islands.member import Dismissed, Member
-from hexijax.islands.rates import measure, serve
 from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.transfer import start_server
 from hexijax.islands.wire import checked, joined, new_token, split_address
@@ -127,16 +127,19 @@ def test_addresses_of_version_6():
     meeting.close()
 
 
+@pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_way_is_timed(host: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("way", [rates, array_rates])
+def test_a_way_is_timed(way: Any, host: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("hexijax.islands.rates.MOST_S", 0.2)
     told: list[str] = []
     token = new_token()
-    server = threading.Thread(target=lambda: serve(host, token, told.append))
+    server = threading.Thread(target=lambda: way.serve(host, token, told.append))
     server.start()
     until(lambda: bool(told))
-    latency_s, bytes_per_s = measure(told[0], token)
+    latency_s, bytes_per_s = way.measure(told[0], token)
     server.join(5.0)
+    assert not server.is_alive()
     assert 0 < latency_s < 0.1
     assert bytes_per_s > 1e6
 
