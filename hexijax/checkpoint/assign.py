@@ -21,10 +21,10 @@ import numpy as np
 
 from hexijax.checkpoint.assemble import Assign, Fetch, Wanted, missing
 from hexijax.checkpoint.slices import Key, Slice
-from hexijax.checkpoint.sources import DEVICE, DISK, FAR, PEER, Source
+from hexijax.checkpoint.sources import DEVICE, DISK, FAR, OWN, PEER, Source
 from hexijax.weights.source import Box, overlap
 
-FARTHER: Mapping[str, float] = {DEVICE: 0.0, DISK: 1.0, PEER: 2.0, FAR: 8.0}
+FARTHER: Mapping[str, float] = {DEVICE: 0.0, OWN: 0.0, DISK: 1.0, PEER: 2.0, FAR: 8.0}
 """What a byte from each kind of source weighs, where time leaves a choice."""
 
 ELSEWHERE = 1.0
@@ -98,6 +98,7 @@ _Atom = tuple[int, Box, int]
 
 TYPICAL_BYTES_PER_S: Mapping[str, float] = {
     DEVICE: 1e10,
+    OWN: 1e10,
     DISK: 2e9,
     PEER: 1e9,
     FAR: 1e8,

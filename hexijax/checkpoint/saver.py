@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from hexijax.checkpoint.slices import Key, Stateful, Tensor
 from hexijax.checkpoint.snapshot import Snapshot, take
-from hexijax.checkpoint.sources import DISK, FAR
-from hexijax.checkpoint.tiers import Inventory, Neighbours, Tiers, inventory
+from hexijax.checkpoint.sources import DISK, FAR, OWN, Held
+from hexijax.checkpoint.tiers import Copy, Inventory, Neighbours, Tiers, inventory
 from hexijax.checkpoint.writer import (
     clear_leftovers,
     copy_part,
@@ -91,6 +91,7 @@ class Saver:
       verify: every chunk is read back and compared.
       alone: no other process saves its parts in the same places; else each sends and
         removes its own.
+      remember: what was written last stays in the host's memory, too (``remembered``).
     """
 
     def __init__(
@@ -104,8 +105,11 @@ class Saver:
         tell: Callable[[str], None] = lambda text: None,
         verify: bool = False,
         alone: bool = True,
+        remember: bool = False,
     ):
-        self.alone = alone
+        self.alone, self.remember = alone, remember
+        self.remembered: tuple[Copy, ...] = ()
+        """The last step that this process has written, as it was copied for that."""
         self.engine, self.tiers, self.facts, self.plan = engine, tiers, facts, plan
         self.node_of, self.tell, self.verify = node_of, tell, verify
         self.neighbours = Neighbours()
@@ -208,19 +212,21 @@ class Saver:
             if not self._cleared:
                 clear_leftovers(files, nodes)
                 self._cleared = True
-            total = sum(self._write(taken, node, files) for node in nodes)
+            written = [self._write(taken, node, files) for node in nodes]
         except (OSError, Damaged) as error:
             for node in nodes:
                 files.delete(f"{step}/{node}")
             self._failed(step, DISK, began, error, files)
             return
-        self._done(step, DISK, total, began)
+        if self.remember:
+            self.remembered = tuple(_copy(taken, known) for known in written)
+        self._done(step, DISK, sum(known.num_bytes for known in written), began)
         sends = taken.asked or self.tiers.sends(step)
         if self.tiers.far is not None and sends:
             self._begin_sending(step, wait=taken.asked)
         self._retain(files, DISK, self.tiers.keep)
 
-    def _write(self, taken: Taken, node: str, files: Files) -> int:
+    def _write(self, taken: Taken, node: str, files: Files) -> Manifest:
         return write_part(
             files,
             taken.snapshot.arrays(node),
@@ -229,7 +235,7 @@ class Saver:
             tensors=taken.tensors,
             params=taken.params,
             verify=self.verify,
-        ).num_bytes
+        )
 
     def _keep(self, taken: Taken) -> None:
         began, total, nodes = time.monotonic(), 0, taken.snapshot.nodes
@@ -316,6 +322,13 @@ class Saver:
             Save(step=step, tier=tier, num_bytes=0, seconds=seconds, error=text)
         )
         self.tell(text)
+
+
+def _copy(taken: Taken, known: Manifest) -> Copy:
+    """What was written of a node, where it was copied to for that."""
+    held = taken.snapshot.arrays(known.writer)
+    source = Held(arrays=held, label=OWN, node=known.writer)
+    return Copy(manifest=known, source=source)
 
 
 class _Worker:

@@ -27,6 +27,7 @@ __all__ = [
     "DEVICE",
     "DISK",
     "FAR",
+    "OWN",
     "PEER",
     "Damaged",
     "Held",
@@ -37,9 +38,9 @@ __all__ = [
     "live_sources",
 ]
 
-DEVICE, DISK, PEER, FAR = "device", "disk", "peer", "far"
-"""Labels: a live node's device memory; a node's own fast tier; the copy of a node's
-slices that another keeps for it; the far tier."""
+DEVICE, OWN, DISK, PEER, FAR = "device", "memory", "disk", "peer", "far"
+"""Labels: a live node's device memory; what it saved last, in its host's memory; its
+own fast tier; the copy of its slices that another keeps for it; the far tier."""
 
 
 @runtime_checkable

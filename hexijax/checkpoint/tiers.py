@@ -67,13 +67,13 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """A node's slices of a step in another's memory."""
+    """A node's slices of a step in the memory of another, or in its own."""
 
     manifest: Manifest
     """Whose and of which step; of no stored array."""
 
     source: Held
-    """The arrays, at the neighbour."""
+    """The arrays, and where."""
 
 
 class Neighbours:

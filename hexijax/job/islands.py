@@ -4,7 +4,8 @@
     Loop --pause--> stop asked: the step to end at, or to halt at for a change
     IslandLost -> blamed, a new generation -> the newest step that all can read
 
-An island reads what it goes on from where runs are saved, which all of them see.
+What an island goes on from it has in memory, as far as it saved that itself, and reads
+where runs are saved, which all of them see.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hexijax.checkpoint.assign import load_solver
 from hexijax.checkpoint.saver import Saver
 from hexijax.checkpoint.sources import DISK, FAR
 from hexijax.checkpoint.writer import remove_part
@@ -121,6 +123,8 @@ class Islanded:
 
     def begin(self) -> None:
         """Makes the first machine, as soon as all islands of a generation are there."""
+        if self._welcome.brief.get("elastic"):
+            load_solver()
         while True:
             try:
                 return self._begin()
@@ -158,7 +162,14 @@ class Islanded:
             batches.set_state(self._first)
             return 0
         moving = time.monotonic()
-        found = saving.restore(self.folder, self.engine, shared, self._say, step=step)
+        found = saving.restore(
+            self.folder,
+            self.engine,
+            shared,
+            self._say,
+            step=step,
+            remembered=self.saver.remembered if self.saver else (),
+        )
         batches.set_state(saving.position(found.stand, self.folder.path))
         self._took["moved"] = time.monotonic() - moving
         took = ", ".join(f"{what} in {s:.2f} s" for what, s in self._took.items())
@@ -212,6 +223,7 @@ class Islanded:
         self._posted = self._last = None
         if self.saver is not None:
             self.saver.facts = {**(self.saver.facts or {}), SESSION: self._session}
+            self.saver.remember = bool(self._welcome.brief.get("elastic"))
         loop = make_loop(self)
         loop.stop = halt = Halt(self.member)
         loop.pause = lambda done: self._pause(done, halt)

@@ -9,7 +9,7 @@ The command line and the Trainer write one kind of folder, which ``hexijax.load`
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from hexijax.checkpoint.restore import look as checkpoint_look
 from hexijax.checkpoint.restore import restore as checkpoint_restore
 from hexijax.checkpoint.saver import Saver
 from hexijax.checkpoint.sources import DISK, FAR
-from hexijax.checkpoint.tiers import KEEP, Inventory, Tiers, inventory
+from hexijax.checkpoint.tiers import KEEP, Copy, Inventory, Tiers, inventory
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
@@ -32,7 +32,7 @@ from hexijax.report.summary import versions
 from hexijax.weights.runs import TIERS, saved_elsewhere
 from hexijax.weights.stored.files import Folder, Rate, open_files
 from hexijax.weights.stored.manifest import Stand
-from hexijax.weights.stored.parts import of_one_mind, parts_in
+from hexijax.weights.stored.parts import SESSION, of_one_mind, parts_in
 
 if TYPE_CHECKING:
     import jax
@@ -163,8 +163,12 @@ def write_tiers(folder: RunFolder, tiers: Tiers) -> None:
         write_json(folder.path / TIERS, {"version": 1, "tiers": found})
 
 
-def stored(folder: RunFolder, tell: Callable[[str], None]) -> Inventory:
-    """The steps of a run, wherever it saved."""
+def stored(
+    folder: RunFolder,
+    tell: Callable[[str], None],
+    remembered: Iterable[Copy] = (),
+) -> Inventory:
+    """The steps of a run, wherever it saved, and what is ``remembered`` of them."""
     own = Tiers(fast=open_files(folder.checkpoints))
     parts = list(inventory(own, tell=tell).parts)
     for label, where in saved_elsewhere(folder.path):
@@ -173,7 +177,16 @@ def stored(folder: RunFolder, tell: Callable[[str], None]) -> Inventory:
             parts += parts_in(open_files(where), label, node, tell=tell)
         except OSError as error:
             tell(f"{where} cannot be looked at ({error}); it counts as empty.")
-    return Inventory(parts=of_one_mind(parts))
+    parts = of_one_mind(parts)
+    sessions = {part.step: part.manifest.stand.facts.get(SESSION) for part in parts}
+
+    def same(copy: Copy) -> bool:
+        """Whether those who wrote the step as it lies there wrote this of it."""
+        stand = copy.manifest.stand
+        found = sessions.get(stand.step, ())
+        return found == stand.facts.get(SESSION)
+
+    return Inventory(parts=parts, copies=[copy for copy in remembered if same(copy)])
 
 
 def saver(
@@ -260,16 +273,17 @@ def restore(
     shared: Facts,
     tell: Callable[[str], None] = lambda text: None,
     step: int | None = None,
+    remembered: Iterable[Copy] = (),
 ) -> Restored:
     """Puts an engine where the run was saved last, or at ``step``, whatever plan that
-    had.
+    had; what is ``remembered`` of it is not read from where it lies.
 
     Raises:
       UserError: it was not, or under other facts, or is of another model.
     """
     return checkpoint_restore(
         engine,
-        stored(folder, tell),
+        stored(folder, tell, remembered),
         where=str(folder.path),
         facts=shared,
         step=step,

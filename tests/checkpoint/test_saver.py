@@ -1,5 +1,6 @@
 """Saves beside training: what is kept where, what fails and is said."""
 
+import dataclasses
 import itertools
 import resource
 import shutil
@@ -18,6 +19,8 @@ import pytest
 from hexijax.checkpoint import Saver, Tiers, look, restore
 from hexijax.checkpoint.slices import Key, Tensor
 from hexijax.errors import UserError
+from hexijax.job.saving import stored
+from hexijax.report import RunFolder
 from hexijax.weights.slices import Slice
 from hexijax.weights.stored.files import Folder, Rate, open_files
 from tests.checkpoint.test_assemble import KEY, NODES, Cut, check
@@ -96,6 +99,32 @@ def test_a_snapshot_is_of_its_step_whatever_the_next_one_overwrites(make: Any):
     saver.close(1)
     restore(engine, saver.inventory(), where="here", facts={}, node_of=NODES)
     check(engine)
+
+
+def test_what_is_remembered_is_not_read_from_the_disk(make: Any, tmp_path: Path):
+    """One process of two: the other is lost, and what it saved lies on the disk."""
+    engine, saver, _ = make(far=None, far_every=0)
+    folder = RunFolder(tmp_path)
+    saver.tiers = dataclasses.replace(saver.tiers, fast=open_files(folder.checkpoints))
+    saver.remember, saver.facts = True, {"session": "first"}
+    run(saver, 2)
+    assert {c.manifest.stand.step for c in saver.remembered} == {2}
+    own = [c for c in saver.remembered if c.source.node == "n0"]
+
+    def read() -> dict[str, int]:
+        found = stored(folder, lambda text: None, own)
+        result = restore(engine, found, where="here", facts={}, node_of=NODES)
+        assert result.stand.step == 2
+        check(engine)
+        return dict(result.moved.num_bytes)
+
+    both = read()
+    held = sum(x.nbytes for x in own[0].source.arrays.values())
+    assert both["memory"] == held > 0
+    assert both["disk"] > 0
+    saver.facts = {"session": "second"}  # others did step 2 anew: one mind for all
+    run(saver, 1, first=2)
+    assert read().keys() == {"disk"}
 
 
 def chunk(tier: str, tmp_path: Path, step: int) -> Path:

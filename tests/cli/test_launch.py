@@ -235,6 +235,7 @@ def test_from_a_kill_to_the_next_step_of_those_left(
     parts = re.findall(r"(met|compiled|all had|moved) in ([0-9.]+) s", after)[:4]
     record_property("parts", {"planned": planned, **dict(parts)})
     assert [name for name, _ in parts] == ["met", "compiled", "all had", "moved"]
+    assert " GB from memory in " in after  # but for what was the lost one's
     assert seconds < 20.0
 
 
