@@ -122,6 +122,7 @@ def test_the_plain_program_goes_on_from_any_plan_and_any_plan_from_it(
     check(again)
 
 
+@pytest.mark.laws
 def test_fewer_devices_in_a_new_process_hold_the_same(tmp_path: Path, monkeypatch: Any):
     planned = bare(drawn(random.Random(1), SHAPES[0]), monkeypatch)
     fill(planned)

@@ -71,6 +71,7 @@ def test_a_node_goes_and_comes_back(tmp_path: Path, capsys, happens):
     assert (folder / "members.txt").read_text() == "slow here\nfast leaves 60\n"
 
 
+@pytest.mark.laws
 def test_copies_and_a_far_tier_lose_no_step(tmp_path: Path, capsys, happens):
     """A neighbour's copy of each step; then the whole folder's steps are gone."""
     (tmp_path / "far").mkdir()

@@ -21,9 +21,8 @@ def _environment(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
-@pytest.mark.parametrize(
-    "name", ["cephalo_gpt", pytest.param("cephalo_emulated", marks=pytest.mark.laws)]
-)
+@pytest.mark.laws
+@pytest.mark.parametrize("name", ["cephalo_gpt", "cephalo_emulated"])
 def test_it_is_planned_and_trains_small(name: str, tmp_path: Path):
     file = str(ROOT / "experiments" / f"{name}.py")
     small = ("--set", "small=true", "--set", "steps=2")

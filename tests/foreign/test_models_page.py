@@ -91,6 +91,7 @@ def test_the_three_models_are_cut_into_their_blocks():
     assert names[1:-1] == tuple(f"model/layers/{i}" for i in range(DEPTH))
 
 
+@pytest.mark.laws
 def test_padding_has_no_part_in_bert_s_loss():
     loss = executed(BLOCKS[1], BERT)["loss"]
     params = loss.init(jax.random.key(0))

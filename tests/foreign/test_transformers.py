@@ -51,7 +51,15 @@ def draw(family: str, seed: int, train: bool = False) -> Case:
     )
 
 
-@pytest.mark.parametrize("family", MODELS)
+FAMILIES = [
+    "gpt2",
+    pytest.param("bert", marks=pytest.mark.laws),
+    pytest.param("llama", marks=pytest.mark.laws),
+]
+"""One is compiled each time, the others with the laws."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_each_block_is_a_layer_and_one_array_crosses(family: str):
     model = chain(Foreign(family))
     blocks = [f"{BLOCKS[family]}/{i}" for i in range(DEPTH)]
@@ -80,14 +88,6 @@ def trained(family: str) -> tuple[Case, Outcome]:
     case = draw(family, SEEDS[family])
     with pytest.MonkeyPatch.context() as patch:
         return case, run(case, patch)
-
-
-FAMILIES = [
-    "gpt2",
-    pytest.param("bert", marks=pytest.mark.laws),
-    pytest.param("llama", marks=pytest.mark.laws),
-]
-"""One is compiled each time, the others with the laws."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,7 +16,9 @@ def test_a_chain_knows_which_rows_a_batch_picks():
     assert batch["targets"].rows is None  # a loss compares them
 
 
-@pytest.mark.parametrize("field", ["data", "eval_data"])
+@pytest.mark.parametrize(
+    "field", ["data", pytest.param("eval_data", marks=pytest.mark.laws)]
+)
 def test_data_with_more_tokens_than_the_model_has_rows_is_refused(field: str):
     fits = tiny.experiment()
     for data, tokens in [(RandomTokens(17, 4), "17"), (TextBytes(None, 4), "256")]:

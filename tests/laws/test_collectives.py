@@ -229,6 +229,7 @@ def together(outcome: Outcome, kind: type[Instruction]) -> int:
     return sum(getattr(i, "path", 0) > 0 for i in body if isinstance(i, kind))
 
 
+@pytest.mark.laws
 def test_fast_sums_give_the_plain_program_s_numbers(monkeypatch: Any):
     forced(monkeypatch)
     case = three_cards(Reductions.FAST)

@@ -97,6 +97,7 @@ def peaks(made: Plan, monkeypatch: pytest.MonkeyPatch) -> Peaks:
     return {(names[device], kind): n for (device, kind), n in found.items()}
 
 
+@pytest.mark.laws
 def test_32_microbatches_take_the_device_memory_of_4(monkeypatch: pytest.MonkeyPatch):
     few, many = (
         peaks(plan(m, Schedule.LAYERED, Memory.HOST), monkeypatch) for m in (4, 32)

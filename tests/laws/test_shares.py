@@ -34,9 +34,8 @@ def test_ministages_of_several_segments_give_the_plain_program_s_numbers(
     check(case, run(case, monkeypatch))
 
 
-@pytest.mark.parametrize(
-    "seed", [FEW[0], *(pytest.param(x, marks=pytest.mark.laws) for x in FEW[1:])]
-)
+@pytest.mark.laws
+@pytest.mark.parametrize("seed", FEW)
 def test_freed_parameters_and_uneven_state_give_the_plain_program_s_numbers(
     seed: int, monkeypatch: Any
 ):

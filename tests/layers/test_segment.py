@@ -102,7 +102,9 @@ def test_weights_depend_on_the_batch_alone_at_any_size():
     np.testing.assert_array_equal(jax.jit(model.weight)(two), want[:2])
 
 
-@pytest.mark.parametrize("name", ["gpt-dropout", "plain-bf16"])
+@pytest.mark.parametrize(
+    "name", ["gpt-dropout", pytest.param("plain-bf16", marks=pytest.mark.laws)]
+)
 def test_lanes_under_shard_map_keep_their_gradients_apart(name: str):
     """Forward and backward are lowered apart; two lanes hold the same samples."""
     case, model = zoo.case(name), traced(name)

@@ -36,7 +36,7 @@ LLAMA = {
         ("gpt-dropout", GPT),
         ("linen", GPT),
         ("gpt-scanned", GPT),
-        ("linen-scanned", GPT),
+        pytest.param("linen-scanned", GPT, marks=pytest.mark.laws),
         ("llama", LLAMA),
     ],
 )

@@ -79,6 +79,7 @@ def test_all_on_the_device_is_the_plan_in_segments():
     assert plan.replicas[0].stages[0].params == ()
 
 
+@pytest.mark.laws
 def test_what_fits_nowhere_fits_with_its_host():
     cluster = machine(3700)
     with pytest.raises(InfeasiblePlanError):

@@ -15,7 +15,7 @@ from hexijax.report.limits import Limit, What, faster_kind, faster_links, limits
 from hexijax.report.problem import Problem
 from tests.planner.small_cases import Case, small_case
 
-FEW = range(2)
+FEW = range(1)
 MANY = range(200)
 Record = Callable[[str, object], None]
 

@@ -111,6 +111,7 @@ def tight(small_gib: float) -> Cluster:
     return make_cluster([[("fast", 1), ("slow", 1)]], kinds=kinds)
 
 
+@pytest.mark.laws
 def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
     """The fast card computes most of it, the slow one stores the state of both."""
     chain = make_chain(8, width=2048, rows=64, block_flops=1e11)

@@ -65,7 +65,7 @@ def smaller(cluster: Cluster, layers: int, least: int) -> Cluster:
     [
         pytest.param(CEPHALO, 28, 6, 16, id="cephalo 28", marks=pytest.mark.laws),
         pytest.param(CEPHALO, 32, 6, 16, id="cephalo 32", marks=pytest.mark.laws),
-        pytest.param(A100_V100, 64, 12, 64, id="a100_v100 64"),
+        pytest.param(A100_V100, 64, 12, 64, id="a100_v100 64", marks=pytest.mark.laws),
         pytest.param(A100_V100, 96, 6, 16, id="a100_v100 96", marks=pytest.mark.laws),
     ],
 )
