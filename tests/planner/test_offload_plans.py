@@ -13,6 +13,7 @@ from hexijax.plan.plan import (
     Params,
     Plan,
     Replica,
+    Schedule,
     Stage,
     UpdateOrder,
     stage_place,
@@ -24,7 +25,8 @@ from hexijax.planner.judge import Judge
 from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
 from hexijax.planner.offload.emit import placed_plan
 from hexijax.planner.offload.place import Placer
-from hexijax.planner.offload.search import may_offload
+from hexijax.planner.offload.search import Offloading, may_offload
+from hexijax.planner.score import Scorer
 from hexijax.planner.search import search
 from hexijax.simulator.predict import predict
 from tests.planner.offload_boxes import MIB, machine
@@ -115,6 +117,37 @@ def test_only_the_small_card_offloads():
     assert stored <= {*(f"blocks/{i}" for i in range(1, 5)), "head"}
     assert Params.FREED not in small.params
     assert predict(placed, WIDE, cluster).step_s > 0
+
+
+def test_what_was_too_slow_is_looked_for_again_where_more_time_is_allowed():
+    cluster = machine(3700)
+    judge = Judge(WIDE, cluster, PlanOptions())
+    placer = Placer(WIDE, cluster, PlanOptions(), judge)
+    assert not [*placer.place(pipeline(7), below_s=1e-9)]
+    assert [*placer.place(pipeline(7))]
+
+
+def test_a_regime_that_takes_long_leaves_others_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What may be chosen from besides makes no plan slower."""
+    monkeypatch.setattr("hexijax.planner.offload.search.PLACED", 1)
+    cluster, options = machine(3700), PlanOptions()
+    added: list[Plan] = []
+    offloading = Offloading(
+        WIDE,
+        cluster,
+        options,
+        Judge(WIDE, cluster, options),
+        Scorer(WIDE, cluster, 4, options),
+        add=added.append,
+        check_time=lambda: None,
+    )
+    offloading.look([pipeline(7)], [], least=1e3, formula=1e3)
+    assert {plan.schedule for plan in added} == {
+        Schedule.ONE_F_ONE_B,
+        Schedule.LAYERED,
+    }
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

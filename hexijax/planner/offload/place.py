@@ -12,6 +12,7 @@ them and which order of updates is faster, and whether a little more or less on 
 is, the simulator says.
 """
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,9 +84,10 @@ class Placer:
         )
         self.reasons: list[str] = []
         """Why stages could not be placed."""
-        self.placed = 0
-        """Stages for which a choice was searched."""
-        self._found: dict[object, Choice | None] = {}
+        self.placed: collections.Counter[bool] = collections.Counter()
+        """Stages for which a choice was searched, of layered plans and of others."""
+        self._found: dict[object, tuple[Choice | None, float]] = {}
+        """With the seconds that it was to stay below."""
         self._placed: dict[Plan, tuple[Plan, _Placed]] = {}
 
     def place(self, plan: Plan, below_s: float = math.inf) -> Iterator[Plan]:
@@ -223,8 +225,10 @@ class Placer:
         replica = plan.replicas[r]
         live = live_microbatches(plan.schedule, replica)[s]
         device = self._cluster.device(stage.devices[0])
+        layered = plan.schedule is Schedule.LAYERED
         key = (
             dataclasses.replace(stage, devices=()),
+            (layered, self._options.rules(plan).update_waits),
             (device.kind, host_side(self._cluster, device.name)),
             replica.microbatches,
             replica.microbatch_size,
@@ -234,8 +238,9 @@ class Placer:
             grads,
             leaving,
         )
-        if key not in self._found:
-            self.placed += 1
+        choice, looked_below_s = self._found.get(key, (None, -math.inf))
+        if choice is None and looked_below_s < below_s:
+            self.placed[layered] += 1
             profile = self._profile(plan, stage, place, live, budget, grads, leaving)
             best = None
             if profile.host.has_pinned:
@@ -244,8 +249,9 @@ class Placer:
                 )
             if best is None and below_s == math.inf:
                 self.reasons.append(refusal(profile, stage))
-            self._found[key] = best.scored.choice if best else None
-        return self._found[key]
+            choice = best.scored.choice if best else None
+            self._found[key] = choice, below_s
+        return choice
 
     def _profile(
         self,

@@ -168,7 +168,7 @@ class Offloading:
                 return
 
     def _placed(self, skeleton: Plan, least: float) -> Iterator[Plan]:
-        if least < math.inf and self._placer.placed >= PLACED * len(self._scorers):
+        if least < math.inf and self._is_spent(skeleton):
             return
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
@@ -178,6 +178,13 @@ class Offloading:
             yield plan
         if not any_fits and skeleton.schedule is Schedule.LAYERED:
             yield from self._placer.place(_waiting(skeleton))
+
+    def _is_spent(self, skeleton: Plan) -> bool:
+        """Whether its regime has had its share, and others have left nothing of
+        theirs: what one takes, no other lacks."""
+        placed = self._placer.placed
+        own = placed[skeleton.schedule is Schedule.LAYERED]
+        return own >= PLACED and placed.total() >= PLACED * len(self._scorers)
 
     def _vary(self, cost: float, plan: Plan) -> None:
         """From a placed plan to faster ones nearby, while there are any."""
