@@ -138,7 +138,12 @@ def _others(problem: Problem) -> Iterator[Row]:
 
 
 def _even_search(problem: Problem) -> Plan | None:
-    """Our search where each stage must have as many layers, at each tensor degree."""
+    """Our search where each stage must have as many layers, at each tensor degree.
+
+    On devices alone: HexiScale puts nothing in host memory, and looking for what goes
+    there where nothing else fits takes most of the time.
+    """
+    problem = problem.change(offload=False)
     num_layers = len(problem.chain.layers)
     found: list[Plan] = []
     for count in range(1, len(problem.cluster.devices) + 1):
