@@ -4,6 +4,7 @@ number of devices -> Effort ; Plan -> about how many instructions it costs to pl
 """
 
 import dataclasses
+import math
 
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.simulator.cycles import WORTH, passes_repeat
@@ -52,6 +53,10 @@ class Effort:
     reordered: int = 4
     """Of those that eager 1F1B makes faster by formula, how many are played."""
 
+    offloaded: float = 1_000
+    """Passes of stages that are placed with their host under each regime, where
+    something fits already."""
+
     @classmethod
     def of(cls, num_devices: int) -> "Effort":
         """What takes under a second up to 16 devices, and seconds for hundreds."""
@@ -64,6 +69,7 @@ class Effort:
                 walked=16,
                 rescheduled=48,
                 reordered=12,
+                offloaded=math.inf,
             )
         if num_devices <= 16:
             return cls(scored=150, played=7_000, refined=5_000, remade=7_000)

@@ -1,6 +1,7 @@
 """Choices as plans: text and back, judged like any other, small cards alone."""
 
 import dataclasses
+import math
 
 import pytest
 
@@ -125,6 +126,22 @@ def test_what_was_too_slow_is_looked_for_again_where_more_time_is_allowed():
     placer = Placer(WIDE, cluster, PlanOptions(), judge)
     assert not [*placer.place(pipeline(7), below_s=1e-9)]
     assert [*placer.place(pipeline(7))]
+
+
+def test_what_would_take_longer_than_allowed_is_not_looked_for():
+    cluster = machine(3700)
+    judge = Judge(WIDE, cluster, PlanOptions())
+    one_look = 2 * 2 * 7  # there and back, two microbatches, seven layers
+
+    def found(most_passes: float) -> tuple[int, int]:
+        placer = Placer(WIDE, cluster, PlanOptions(), judge)
+        made = [*placer.place(pipeline(7), most_passes=most_passes)]
+        return len(made), placer.passes.total()
+
+    assert found(one_look - 1) == (0, 0)
+    some, every = found(one_look), found(math.inf)
+    assert one_look <= some[1] < every[1]
+    assert 0 < some[0] < every[0]
 
 
 def test_a_regime_that_takes_long_leaves_others_their_share(

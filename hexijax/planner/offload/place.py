@@ -86,24 +86,32 @@ class Placer:
         """Why stages could not be placed."""
         self.placed: collections.Counter[bool] = collections.Counter()
         """Stages for which a choice was searched, of layered plans and of others."""
+        self.passes: collections.Counter[bool] = collections.Counter()
+        """Of those, through their layers: what the search takes goes by it."""
         self._found: dict[object, tuple[Choice | None, float]] = {}
         """With the seconds that it was to stay below."""
         self._placed: dict[Plan, tuple[Plan, _Placed]] = {}
 
-    def place(self, plan: Plan, below_s: float = math.inf) -> Iterator[Plan]:
+    def place(
+        self, plan: Plan, below_s: float = math.inf, most_passes: float = math.inf
+    ) -> Iterator[Plan]:
         """The plan with its overflowing stages placed, as each rule has it and in each
         order of updates; none where they cannot be.
 
         Args:
           plan: any.
           below_s: a stage that takes as long by itself is not wanted.
+          most_passes: about so many may be searched.
         """
-        early = not self._options.rules(plan).update_waits
-        passes = plan.schedule is Schedule.LAYERED and early
+        layered = plan.schedule is Schedule.LAYERED
+        waits = self._options.rules(plan).update_waits
+        last = self.passes[layered] + most_passes - self._num_passes(plan)
         for rules in RULES:
-            for grads in (0, PASSES[-1]) if passes else (0,):
+            for grads in (0, PASSES[-1]) if layered and not waits else (0,):
                 budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
                 for leaving in (0, LEAVE[-1]):
+                    if self.passes[layered] > last:
+                        return
                     placed = self._place(plan, rules, below_s, grads, leaving, budgets)
                     if placed is None:
                         break
@@ -120,6 +128,16 @@ class Placer:
                 moved = {k: other if c == choice else c for k, c in choices.items()}
                 other = self._roomiest(skeleton, placed._replace(choices=moved))
                 yield self._made(skeleton, other, plan.order)
+
+    def _num_passes(self, plan: Plan) -> int:
+        """Of its overflowing stages, equal ones once."""
+        found: dict[object, int] = {}
+        for place in self._overflowing(plan, plan):
+            stage, replica = plan.stage(place), plan.replicas[_numbers(place)[0]]
+            kind = self._cluster.device(stage.devices[0]).kind
+            form = dataclasses.replace(stage, devices=()), kind, replica.microbatches
+            found[form] = _passes(plan, place)
+        return sum(found.values())
 
     def _place(
         self,
@@ -221,7 +239,7 @@ class Placer:
         leaving: int,
     ) -> Choice | None:
         stage = plan.stage(place)
-        r, s = map(int, place[1:].split(".s"))
+        r, s = _numbers(place)
         replica = plan.replicas[r]
         live = live_microbatches(plan.schedule, replica)[s]
         device = self._cluster.device(stage.devices[0])
@@ -241,6 +259,7 @@ class Placer:
         choice, looked_below_s = self._found.get(key, (None, -math.inf))
         if choice is None and looked_below_s < below_s:
             self.placed[layered] += 1
+            self.passes[layered] += _passes(plan, place)
             profile = self._profile(plan, stage, place, live, budget, grads, leaving)
             best = None
             if profile.host.has_pinned:
@@ -263,7 +282,7 @@ class Placer:
         grads: int,
         leaving: int,
     ) -> Profile:
-        replica = plan.replicas[int(place[1:].split(".s")[0])]
+        replica = plan.replicas[_numbers(place)[0]]
         return stage_profile(
             self._chain,
             self._cluster,
@@ -279,6 +298,20 @@ class Placer:
             leaving=leaving,
             temps=self._options.temps,
         )
+
+
+def _numbers(place: Place) -> tuple[int, int]:
+    """Of the replica and of the stage in it."""
+    r, s = map(int, place[1:].split(".s"))
+    return r, s
+
+
+def _passes(plan: Plan, place: Place) -> int:
+    """There and back through a stage's layers, in a step; layered, once for all
+    microbatches."""
+    replica = plan.replicas[_numbers(place)[0]]
+    turns = 1 if plan.schedule is Schedule.LAYERED else replica.microbatches
+    return 2 * turns * plan.stage(place).num_layers
 
 
 def refusal(profile: Profile, stage: Stage) -> str:

@@ -16,6 +16,7 @@ from hexijax.costs.host_rates import host_side
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import comes_again
 from hexijax.plan.plan import Memory, Plan, Schedule, Stage
+from hexijax.planner.effort import Effort
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Objective
@@ -66,6 +67,7 @@ class Offloading:
     ) -> None:
         """``add`` simulates a plan and tells its cost; None: it does not fit."""
         self._options, self._judge = options, judge
+        self._effort = Effort.of(len(cluster.devices))
         self._add, self._check_time = add, check_time
         self._placer = Placer(chain, cluster, options, judge)
         asked = options.schedule
@@ -168,12 +170,17 @@ class Offloading:
                 return
 
     def _placed(self, skeleton: Plan, least: float) -> Iterator[Plan]:
-        if least < math.inf and self._is_spent(skeleton):
-            return
+        most_passes = math.inf
+        if least < math.inf:
+            if self._is_spent(skeleton):
+                return
+            passes = self._placer.passes[skeleton.schedule is Schedule.LAYERED]
+            most_passes = self._effort.offloaded - passes
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
         any_fits = least < math.inf
-        for plan in self._placer.place(skeleton, least if by_step else math.inf):
+        below_s = least if by_step else math.inf
+        for plan in self._placer.place(skeleton, below_s, most_passes):
             any_fits = True
             yield plan
         if not any_fits and skeleton.schedule is Schedule.LAYERED:
