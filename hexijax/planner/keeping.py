@@ -60,6 +60,7 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     if plan.schedule is Schedule.LAYERED:
         if not any(stage.params for _, stage in plan.stages()):
             yield _freed(plan)
+            yield from map(_freed, _halved(plan))
         yield _plain(plan)
         return
     yield dataclasses.replace(plan, schedule=Schedule.LAYERED, prediction=None)
@@ -81,6 +82,22 @@ def _freed(plan: Plan) -> Plan:
         return dataclasses.replace(stage, params=every)
 
     return _each(plan, freed)
+
+
+def _halved(plan: Plan) -> Iterator[Plan]:
+    """In microbatches of half the size, where one is as large as lanes allow: a pass of
+    several has sums and gathers to run beside."""
+    replicas = []
+    for replica in plan.replicas:
+        size = replica.microbatch_size // 2
+        lanes = max(stage.lanes for stage in replica.stages)
+        if size % lanes or replica.microbatch_size % 2:
+            return
+        count = -(-replica.samples // size)
+        replicas.append(
+            dataclasses.replace(replica, microbatch_size=size, microbatches=count)
+        )
+    yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
 
 
 def _recomputed(plan: Plan) -> Plan:

@@ -40,20 +40,19 @@ def step_s(case: Case, batch_size: int, options: PlanOptions = ONLY) -> float:
     return predict(plan, case.chain, case.cluster, events=False).step_s
 
 
-def check_best(case: Case) -> float | None:
+def over_best(case: Case) -> float | None:
     """The planner's step over the best of all of one stage; None: nothing fits."""
     batch_size = min(case.batch_size, MOST_SAMPLES)
     ours_s = step_s(case, batch_size)
     least_s = best_s(case.chain, case.cluster, batch_size, ours_s)
-    if least_s == math.inf:
-        return None
-    assert ours_s <= WITHIN * least_s, str(case)
-    return ours_s / least_s
+    return None if least_s == math.inf else ours_s / least_s
 
 
-@pytest.mark.parametrize("seed", [15, 18])
+@pytest.mark.parametrize("seed", [15, 18, 45])
 def test_no_plan_of_one_stage_replicas_is_faster_under_any_regime(seed: int):
-    assert check_best(small_case(seed)) is not None
+    found = over_best(small_case(seed))
+    assert found is not None
+    assert found <= WITHIN
 
 
 @pytest.mark.laws
@@ -64,8 +63,11 @@ def test_none_of_many_is(record_property: Callable[[str, object], None]):
         if 1 < len(case.cluster.devices) <= MOST_DEVICES
         and len(case.chain.layers) <= MOST_LAYERS
     ]
-    found = [ratio for case in cases if (ratio := check_best(case)) is not None]
-    record_property("one-stage plans under regimes", f"{len(found)}, {max(found):.4f}")
+    found = {str(case): ratio for case in cases if (ratio := over_best(case))}
+    worst = max(found.values())
+    record_property("one-stage plans under regimes", f"{len(found)}, {worst:.4f}")
+    late = [f"{ratio:.4f} {name}" for name, ratio in found.items() if ratio > WITHIN]
+    assert not late, "\n".join(late)
     assert len(found) >= 40
 
 
@@ -116,15 +118,16 @@ def found(case: Case, options: PlanOptions) -> Plan | None:
         return None
 
 
-def check_found(case: Case) -> collections.Counter[str]:
-    """What holds of every chosen plan; counts what it makes use of."""
+def check_found(case: Case) -> tuple[collections.Counter[str], float]:
+    """What holds of every chosen plan: counts what it makes use of, and its step over
+    that of a search without layered schedules, 0 where either finds none."""
     chain, cluster = case.chain, case.cluster
     plan, plain = (
         found(case, PlanOptions(layered=layered)) for layered in (True, False)
     )
     if plan is None:
         assert plain is None
-        return collections.Counter()
+        return collections.Counter(), 0.0
     check(plan, chain, cluster)
     assert parse(render(plan, chain)) == plan
     lower(plan, chain, rules=StepRules(clip=True))  # the checker proves it
@@ -136,10 +139,11 @@ def check_found(case: Case) -> collections.Counter[str]:
             assert curve.peak_bytes <= promised[device].total_bytes, str(case)
             usable = cluster.device(device).usable_memory_bytes
             assert promised[device].total_bytes <= usable
+    ratio = 0.0
     if plain is not None:
         assert plan.prediction is not None
         assert plain.prediction is not None
-        assert plan.prediction.step_s <= NO_SLOWER * plain.prediction.step_s, str(case)
+        ratio = plan.prediction.step_s / plain.prediction.step_s
     stages = [stage for _, stage in plan.stages()]
     used = {
         "planned": True,
@@ -150,17 +154,22 @@ def check_found(case: Case) -> collections.Counter[str]:
         "ministages": plan.schedule is Schedule.LAYERED
         and any(len(replica.stages) > 1 for replica in plan.replicas),
     }
-    return collections.Counter(name for name, there in used.items() if there)
+    return collections.Counter(name for name, there in used.items() if there), ratio
 
 
 @pytest.mark.parametrize("seed", [29, 37, 118])
 def test_a_chosen_plan_keeps_its_promises_and_is_no_slower(seed: int):
-    assert check_found(tight(seed))["planned"]
+    counts, ratio = check_found(tight(seed))
+    assert counts["planned"]
+    assert ratio <= NO_SLOWER
 
 
 @pytest.mark.laws
 def test_every_chosen_plan_does(record_property: Callable[[str, object], None]):
-    counts = sum((check_found(tight(s)) for s in range(150)), collections.Counter())
+    found = {seed: check_found(tight(seed)) for seed in range(150)}
+    counts = sum((used for used, _ in found.values()), collections.Counter())
     record_property("plans where memory is short", dict(counts))
+    late = [f"{r:.4f} {tight(s)}" for s, (_, r) in found.items() if r > NO_SLOWER]
+    assert not late, "\n".join(late)
     assert counts["planned"] > 75
     assert min(counts["layered"], counts["freed"], counts["waits"]) > 3
