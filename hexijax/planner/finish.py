@@ -47,7 +47,8 @@ WORTH = 0.01
 """Less is no reason to play another schedule."""
 
 HOPE, MUCH = 0.001, 0.05
-"""Gains that are a reason to split layers anew for it."""
+"""Gains that are a reason to split layers anew for it; much is one to simulate what
+takes long."""
 
 NOTABLE = 0.05
 """Of a step, what gradients and new parameters take beside compute."""
@@ -415,15 +416,17 @@ class Finisher:
             self._fit(scored, scorer)
 
     def _fit(self, scored: Scored, scorer: Scorer) -> None:
-        """A layout, fitted exactly and simulated; not where that takes long."""
+        """A layout, fitted exactly and simulated; where that takes long, only if by
+        formula it is much faster than the best."""
         self._check_time()
         found = self.finished.fitted(scored, scorer)
-        if (
-            found
-            and num_instructions(found[1]) <= self._effort.remade
-            and self._may_improve(found[1])
-        ):
-            self.finished.add(found[1])
+        if found is None:
+            return
+        again, plan = found
+        is_short = num_instructions(plan) <= self._effort.remade
+        is_hopeful = again.cost < self.finished.least() * (1 - MUCH)
+        if (is_short or is_hopeful) and self._may_improve(plan):
+            self.finished.add(plan)
 
     def _layout(self, plan: Plan) -> Layout:
         return tuple(
