@@ -2,6 +2,7 @@
 
 from hexijax.cluster import catalog as cards
 from hexijax.cluster.profile import DeviceProfile
+from hexijax.costs.rates import defaults
 
 _COLUMNS = ("kind", "GiB", "usable", "TFLOP/s", "in", "GB/s", "host GB/s", "runs with")
 
@@ -18,6 +19,10 @@ def catalog() -> int:
     print(
         f"\n{len(rows) - 1} cards. Dense peaks; usable is what JAX gets of the memory."
     )
+    print("\nOf its peak a kind is taken to sustain, where it was not measured:")
+    for line in defaults():
+        print(f"  {line}")
+    print("Beside a profile file: python -m hexijax.costs.revising FILE")
     return 0
 
 

@@ -4,12 +4,13 @@ Training steps of Llama on an H100 SXM (1.35 B, sequence 2048, microbatch 8, cuD
 attention, JAX 0.11) are where the constants come from: 520 model TFLOP/s without
 rematerialisation, 500 with ``dots`` and 425 with ``full``; products alone reach 800 of
 989. Other kinds are held against published layer times. A profile's own measured layer
-times overrule all of it.
+times overrule all of it; ``python -m hexijax.costs.revising`` sets a profile beside it.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 
 from hexijax.cluster import DeviceProfile
 from hexijax.layers.chain import ITEM_BYTES
@@ -34,7 +35,10 @@ others at once reach, and what NCCL does. 512 MB gathered over four H100s, of wh
 gets 384: 2.42 ms in 12 pieces, and 1.77 ms, where a pair copies 245 GB/s."""
 
 MEMORY_FRACTION = 0.8
-"""Of memory bandwidth, in element-wise kernels; the usual STREAM share on GPUs."""
+"""Of memory bandwidth, in element-wise kernels."""
+
+MEMORY_SOURCE = "the usual STREAM share on GPUs"
+"""Where that comes from."""
 
 RECOMPUTE_DOTS, RECOMPUTE_FULL = 0.7, 0.73
 """What a backward adds: of the forward's traffic between products under ``dots``, of
@@ -141,6 +145,28 @@ def rate(profile: DeviceProfile, dtype: str) -> Rate:
         compute_units=profile.compute_units if profile.vendor != "cpu" else None,
         source=fraction.source,
     )
+
+
+def product_share(profile: DeviceProfile, dtype: str) -> tuple[float, float, str]:
+    """A kind's peak in products, the share of it that it is taken to sustain, and where
+    that comes from."""
+    peaks = profile.dense_flops_per_s
+    unit = "tf32" if dtype == "float32" and "tf32" in peaks else dtype
+    found = rate(profile, dtype)
+    share = found.flops_per_s / peaks[unit]
+    fraction = _FRACTIONS.get((profile.vendor, unit), _ASSUMED)
+    by_power = share < fraction.value and found.source == fraction.source
+    source = f"{found.source}; less by its board power" if by_power else found.source
+    return peaks[unit], share, source
+
+
+def defaults() -> Iterator[str]:
+    """The shares of peaks that kinds are taken to sustain, with their sources."""
+    for (vendor, dtype), fraction in _FRACTIONS.items():
+        yield f"{vendor}, products in {dtype}: {fraction.value:.2f} ({fraction.source})"
+    yield f"float32 lanes shared with integers: {_SHARED.value:.2f} ({_SHARED.source})"
+    yield f"all other products: {_ASSUMED.value:.2f} ({_ASSUMED.source})"
+    yield f"memory: {MEMORY_FRACTION:.2f} ({MEMORY_SOURCE})"
 
 
 def _by_power(profile: DeviceProfile, unit: str) -> float:
