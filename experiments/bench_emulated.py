@@ -2,7 +2,8 @@
 
 Run:     python -m experiments.bench_emulated --out FOLDER
          (--setting small, to see that it works, takes forced CPU devices, none slowed;
-         --setting pair the first two cards alone)
+         --setting pair the first two cards alone, 1-1-0.54-0.28 cards of those speeds,
+         1-1-0.54-0.28-2.7B a larger model on them)
 Needs:   4 Hopper cards of one host with NVIDIA MPS, CuPy; PyTorch for the peer; 10 min
 Expect:  docs/performance.md
 
@@ -11,6 +12,11 @@ all until 80, 40, 24 and 80 GiB are free (experiments/peers/slow_card.py). Each 
 measured alone, uncapped: the bound is the sum of their rates. Its layers' times go into
 a cluster, from which the plan is made and its step predicted. Every plan runs in a
 process of its own. What fails or finds no time left is said; the rest goes on.
+
+``symmetric`` are the best even data parallelism and the best even pipeline that a
+search finds. ``--measured FILE`` takes an earlier run's ``check`` and ``alone`` for
+cards of the same kinds; with ``--plans FOLDER`` plans are kept there, and
+``--plan-only`` runs none of them: a machine with cards then needs no search.
 """
 
 import argparse
@@ -30,18 +36,21 @@ from experiments.emulated.bench import (
     flat_memory,
     fsdp,
     given_peers,
+    kept,
+    known,
     measure_plan,
     measured_cluster,
     peers,
     run_bench,
 )
 from experiments.emulated.slowing import Hold, holding, mps
+from experiments.emulated.table import BEST_EVEN, BEST_PIPELINE
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 
 FIRST = ("check", "alone")
-THEN = ("ours", "peers", "even", "memory", "layered", "fsdp")
+THEN = ("ours", "symmetric", "peers", "even", "memory", "layered", "fsdp")
 """Parts, in an order of one's own; those of ``FIRST`` come before memory is held."""
 
 
@@ -50,8 +59,14 @@ def look(bench: Bench) -> None:
     bench.found["check"] = check(bench, range(len(bench.setting.cards)))
 
 
-def bench_all(bench: Bench, parts: Sequence[str], others: Sequence[str]) -> None:
+def bench_all(
+    bench: Bench,
+    parts: Sequence[str],
+    others: Sequence[str],
+    measured: Path | None = None,
+) -> None:
     """Every part, one after another."""
+    held = not bench.small and not bench.plan_only
     made = bench.setting
     files = (bench.work / "chain.json", bench.work / "cluster.json")
     chain = make_chain(made.size)
@@ -65,7 +80,7 @@ def bench_all(bench: Bench, parts: Sequence[str], others: Sequence[str]) -> None
             given = holding(holds, bench.environment, bench.left_s + 30)
             bench.found[name] = stack.enter_context(given)
 
-        if not bench.small:
+        if held:
             bench.environment = dict(stack.enter_context(mps(bench.work)))
             bench.found["mps"] = bool(bench.environment)
             bench.part("slowed", lambda: hold("slowed", slow))
@@ -75,10 +90,12 @@ def bench_all(bench: Bench, parts: Sequence[str], others: Sequence[str]) -> None
             bench.part("check", lambda: look(bench))
         if "alone" in parts:
             bench.part("alone", lambda: alone(bench, files[0]))
+        if measured is not None:
+            known(bench, measured)
         cluster = measured_cluster(bench)
         files[1].write_text(json.dumps(cluster.to_json()))
         (bench.out / "cluster.json").write_text(files[1].read_text())
-        if not bench.small:
+        if held:
             bench.part("capped", lambda: hold("capped", caps))
         plan_all(bench, parts, others, chain, cluster, files)
 
@@ -96,7 +113,8 @@ def plan_all(
     found: list[Plan] = []
 
     def planning() -> None:
-        found.append(plans.ours(made, chain, cluster))
+        plan = kept(bench, "ours", lambda: plans.ours(made, chain, cluster))
+        found.append(plan)
         bench.found["predicted_alone"] = predicting.alone(
             made, chain, cluster, bench.found
         )
@@ -111,6 +129,8 @@ def plan_all(
 
     variants: Mapping[str, Callable[[], Plan]] = {
         "ours": ours,
+        BEST_EVEN: lambda: plans.best_even(made, chain, cluster),
+        BEST_PIPELINE: lambda: plans.best_pipeline(made, chain, cluster),
         "even batch": lambda: plans.even_batch(made, chain),
         "even state": even_state,
         "layered accumulation": lambda: plans.layered(chain, ours()),
@@ -123,12 +143,13 @@ def plan_all(
             bench.part(
                 name,
                 lambda name=name, make=make: measure_plan(
-                    bench, name, make(), chain, cluster, files
+                    bench, name, kept(bench, name, make), chain, cluster, files
                 ),
             )
 
     todo: Mapping[str, Callable[[], None]] = {
         "ours": lambda: run_all("ours"),
+        "symmetric": lambda: run_all(BEST_EVEN, BEST_PIPELINE),
         "even": lambda: run_all("even batch", "even state"),
         "layered": lambda: run_all("layered accumulation", "layered accumulation off"),
         "memory": lambda: bench.part(
@@ -154,10 +175,15 @@ def main() -> None:
         default=[],
         help="another script for torchrun, and its arguments, that says tokens_per_s=",
     )
+    parser.add_argument("--measured", type=Path, help="an earlier run's JSON")
     add_arguments(parser, "bench_emulated")
     args = parser.parse_args()
     command = f"bench_emulated --setting {args.setting} --parts {' '.join(args.parts)}"
-    run_bench(args, command, lambda bench: bench_all(bench, args.parts, args.peer))
+    run_bench(
+        args,
+        command,
+        lambda bench: bench_all(bench, args.parts, args.peer, args.measured),
+    )
 
 
 if __name__ == "__main__":

@@ -87,8 +87,9 @@ class Cell:
         if found:
             both = found["links"]["both"]
             # Each way while the other is busy, too; and an update ends when its bf16
-            # parameters have come back.
-            came_back_s = 2 / found["host"]["return"]
+            # parameters have come back, which older profiles have apart.
+            host = found.get("host")
+            came_back_s = 2 / host["return"] if host else 0.0
             update_s = 1 / found["update_params_per_s"] + came_back_s
             rates = {"in": both, "out": both, "update": 1 / update_s}
         rows = found.get("rows", ())

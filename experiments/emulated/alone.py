@@ -2,9 +2,8 @@
 
     python -m experiments.emulated.alone CARD CHAIN RESULT
 
-For each microbatch size the whole model is trained as one program a microbatch, then
-timed instruction by instruction, as one program and in segments. The result is written
-after each size.
+For each microbatch size the whole model is trained as one program a microbatch; then
+its layers are timed as `hexijax profile` times them. The result is written after each.
 """
 
 import argparse
@@ -15,23 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.bench_llama import batches, measure
-from experiments.emulated.cards import SETTINGS, Setting
-from experiments.emulated.plans import A_SEGMENT, on_one
-from experiments.emulated.running import make_engine, stepper
-from hexijax.costs.compute import fused_attention
-from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Plan
-from hexijax.runtime.profiling import (
-    Times,
-    even_segments,
-    instruction_times,
-    layer_rows,
-    update_row,
-)
+import jax
 
-PROFILED = 3
-"""Microbatches of a step that is timed in segments."""
+from experiments.bench_llama import make_experiment, measure
+from experiments.emulated.cards import SETTINGS, Setting
+from experiments.emulated.plans import on_one
+from experiments.emulated.running import make_engine, stepper
+from hexijax.layers.chain import Chain
+from hexijax.program.program import Site
+from hexijax.runtime.layer_timing import layer_rows
+from hexijax.runtime.update_timing import update
 
 
 def alone(
@@ -40,52 +32,43 @@ def alone(
     """Measures a card; ``keep`` is given what is known so far, after each size."""
     card, name = setting.cards[number], setting.devices[number]
     cluster = setting.cluster()
-    segments = even_segments(chain, A_SEGMENT)
-    fused = fused_attention(cluster.device(name).profile, setting.size.dtype)
-    layers = chain.layers_under(fused_attention=fused)
-    profiled = setting.first_of_kind[card.kind] == number
     found: dict[str, Any] = {"rates": [], "rows": []}
-
-    def timed(plan: Plan, steps: int) -> tuple[dict[str, Any], Times]:
-        engine, row = make_engine(setting, plan, chain, cluster)
-        step = stepper(setting, engine)
-        if steps:
-            row |= measure(step, steps)
-        else:
-            step(0)()
-        if not profiled:
-            return row, ()
-        tokens = batches(setting.size, plan.batch_size)()
-        return row, instruction_times(engine, {"tokens": tokens}, 100)
 
     for size, remat in itertools.product(card.sizes, card.remats):
         count = max(1, card.a_step // size)
         given = {"setting": setting, "chain": chain, "device": name, "remat": remat}
         plan = on_one(**given, size=size, microbatches=count)
-        row, whole = timed(plan, setting.steps - 1)
+        engine, row = make_engine(setting, plan, chain, cluster)
+        row |= measure(stepper(setting, engine), setting.steps - 1)
+        del engine
         rate = plan.batch_size * setting.size.length / row["step_s"]
         row |= {"microbatch": size, "remat": remat.value}
         row |= {"batch_size": plan.batch_size, "tokens_per_s": rate}
         found["rates"].append(row)
         keep(found)
         gc.collect()
-        if not profiled or remat is not card.remats[0]:
-            continue
-        plan = on_one(**given, size=size, microbatches=PROFILED, segments=segments)
-        _, apart = timed(plan, 0)
+    if setting.first_of_kind[card.kind] != number:
+        return
+    experiment = make_experiment(setting.size, 1)
+    dtype, devices = setting.size.dtype, {name: jax.devices()[0]}
+    for size, remat in itertools.product(card.sizes, card.profiled):
         found["rows"] += layer_rows(
-            layers,
-            segments,
-            apart,
-            whole,
-            dtype=setting.size.dtype,
+            experiment,
+            chain,
+            cluster,
+            devices,
+            [name],
+            dtype=dtype,
             samples=size,
             remat=remat,
         )
-        if size == card.sizes[0]:
-            found["rows"].append(update_row(chain, whole))
         keep(found)
         gc.collect()
+    on_device = update(experiment, chain, devices, name, dtype=dtype, site=Site.DEVICE)
+    found["rows"].append(
+        {"update_params": on_device.params, "update_s": on_device.seconds}
+    )
+    keep(found)
 
 
 def main() -> None:

@@ -46,7 +46,11 @@ class Bench(benching.Bench):
             small=args.setting == "small",
             named=["--setting", args.setting],
         )
+        self.setting_name: str = args.setting
         self.setting: Setting = SETTINGS[args.setting]
+        self.plans: Path | None = args.plans
+        self.plan_only: bool = args.plan_only
+        self.found["model"] = "2.7B" if args.setting.endswith("2.7B") else "1.35B"
         self.found["cards"] = [
             {
                 "kind": card.kind,
@@ -91,6 +95,31 @@ def alone(bench: Bench, chain: Path, at: Mapping[int, int] | None = None) -> Non
     finally:
         for _, child in children.values():
             child.stop()
+
+
+def known(bench: Bench, file: Path) -> None:
+    """What an earlier run has measured of cards of the same kinds, by kind."""
+    before = json.loads(file.read_text())
+    found = before["emulated"]
+    cards = zip(found["cards"], found["alone"], strict=True)
+    by_kind = {card["kind"]: row for card, row in cards if row.get("rows")}
+    kinds = [card.kind for card in bench.setting.cards]
+    if missing := sorted(set(kinds) - by_kind.keys()):
+        raise RuntimeError(f"{file} has no layers of {', '.join(missing)}")
+    bench.found["check"] = found["check"]
+    bench.found["alone"] = [by_kind[kind] for kind in kinds]
+    bench.found["measured_before"] = before["what"]
+
+
+def kept(bench: Bench, name: str, make: Callable[[], Plan]) -> Plan:
+    """A plan from the folder of plans, or one that is made and put there."""
+    if bench.plans is None:
+        return make()
+    file = bench.plans / f"{bench.setting_name}_{name.replace(' ', '_')}.plan.txt"
+    if not file.exists():
+        bench.plans.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.render(make()))
+    return text.read(file)
 
 
 def measured_cluster(bench: Bench) -> Cluster:
@@ -154,6 +183,8 @@ def measure_plan(
     row: dict[str, Any] = {"plan": text.render(plan)}
     rows[name] = row
     row |= predicting.predicted(plan, chain, cluster)
+    if bench.plan_only:
+        return
     try:
         run_plan(bench, name, plan, files).wait(MOST_S)
     finally:
@@ -222,7 +253,15 @@ def fsdp(bench: Bench) -> dict[str, list[str]]:
     script = str(Path(__file__).parents[1] / "peers" / "torch_fsdp.py")
     found: dict[str, list[str]] = {}
     for name, (remat, size) in PEERS.items():
-        counts = ("--microbatch", size, "--microbatches", a_card // size)
+        size = size // 2 if bench.found["model"] == "2.7B" else size
+        counts = (
+            "--model",
+            bench.found["model"],
+            "--microbatch",
+            size,
+            "--microbatches",
+            a_card // size,
+        )
         found[name] = torch_command(
             len(bench.setting.cards), script, *counts, "--remat", remat
         )
@@ -233,6 +272,8 @@ def add_arguments(parser: argparse.ArgumentParser, out: str) -> None:
     """What every one of these commands takes."""
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
     parser.add_argument("--setting", choices=SETTINGS, default="four")
+    parser.add_argument("--plans", type=Path, help="folder of plans, read or written")
+    parser.add_argument("--plan-only", action="store_true", help="and run none")
     parser.add_argument("--out", type=Path, default=Path("runs") / out)
 
 

@@ -40,7 +40,10 @@ class Card:
     """Microbatches that are measured when it is alone, the likeliest first."""
 
     remats: tuple[Remat, ...] = (Remat.DOTS,)
-    """Policies of the layers then; profiles are those of the first."""
+    """Policies of the layers then."""
+
+    profiled: tuple[Remat, ...] = (Remat.DOTS, Remat.FULL)
+    """Policies under which its layers are timed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +164,57 @@ PAIR = dataclasses.replace(
     LARGE, cards=LARGE.cards[:2], batch_size=128, even=(8, 4), layered=(8, 4)
 )
 
+MIXES = {
+    "1-0.54": ("whole", "half"),
+    "1-1-0.54-0.28": ("whole", "whole", "half", "quarter"),
+    "1-0.54-0.54-0.28": ("whole", "half", "half", "quarter"),
+    "1-1-1-0.28": ("whole", "whole", "whole", "quarter"),
+}
+"""Kinds of the cards, by their speeds."""
+
+LARGER = dataclasses.replace(
+    MODEL,
+    kind="whole",
+    steps=6,
+    config=dataclasses.replace(
+        MODEL.config,
+        width=4096,
+        depth=12,
+        num_heads=32,
+        num_kv_heads=32,
+        ff_width=11_008,
+    ),
+)
+"""Llama of 2.7 B."""
+
+
+def _mixed(kinds: Sequence[str], *, larger: bool) -> Setting:
+    """Cards of these kinds; of the larger model half the batch, in half the
+    microbatches."""
+    by_kind = {card.kind: card for card in LARGE.cards[:3]}
+    halved = 2 if larger else 1
+    cards = tuple(
+        dataclasses.replace(
+            by_kind[kind],
+            hold=dataclasses.replace(by_kind[kind].hold, card=number),
+            a_step=by_kind[kind].a_step // halved,
+            sizes=tuple(dict.fromkeys(-(-n // halved) for n in by_kind[kind].sizes)),
+            remats=(Remat.DOTS, Remat.FULL) if larger else by_kind[kind].remats,
+        )
+        for number, kind in enumerate(kinds)
+    )
+    each = {"whole": 8, "half": 4, "quarter": 2}
+    even = tuple(each[kind] // halved for kind in kinds)
+    return dataclasses.replace(
+        LARGE,
+        size=LARGER if larger else LARGE.size,
+        cards=cards,
+        batch_size=64 // halved * len(kinds),
+        even=even,
+        layered=even,
+    )
+
+
 SMALL = Setting(
     size=dataclasses.replace(SMALL_MODEL, kind="whole", steps=2),
     cards=(
@@ -182,5 +236,12 @@ host_link_gb_per_s = 10""",
 )
 
 
-SETTINGS = {"four": LARGE, "pair": PAIR, "small": SMALL}
-"""By name; ``small`` is forced CPU devices."""
+SETTINGS = {
+    "four": LARGE,
+    "pair": PAIR,
+    "small": SMALL,
+    **{name: _mixed(kinds, larger=False) for name, kinds in MIXES.items()},
+    **{f"{name}-2.7B": _mixed(kinds, larger=True) for name, kinds in MIXES.items()},
+}
+"""By name; ``small`` is forced CPU devices, ``1-0.54`` is ``pair``; 1.35 B, where the
+name does not say 2.7."""

@@ -1,15 +1,22 @@
 """Plans for the emulated cards: the planner's, and those it is held against.
 
-Setting, Chain, Cluster -> ours, even_batch, layered, plain_order, on_one -> Plan
+Setting, Chain, Cluster -> ours, even_batch, best_even, best_pipeline, ... -> Plan
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 from experiments.emulated.cards import Setting
 from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
 from hexijax.planner import Grouping, PlanOptions, make_plan
+from hexijax.planner.baselines.baseline import Baseline, from_drafts
+from hexijax.planner.baselines.composer import Composer
+from hexijax.planner.baselines.devices import Block
+from hexijax.planner.baselines.draft import Draft
+from hexijax.planner.baselines.fsdp import fsdp_style
+from hexijax.planner.baselines.megatron import drafts as megatron_drafts
 from hexijax.runtime.profiling import even_segments
 
 A_SEGMENT = 4
@@ -21,12 +28,8 @@ def ours(
 ) -> Plan:
     """What the planner finds, layers recomputed in part or in full as they were when
     cards were alone."""
-    sizes = [size for card in setting.cards for size in card.sizes]
-    options = PlanOptions(
-        grouping=Grouping.MESH,
-        max_microbatch_size=max(sizes),
-        remat=(Remat.DOTS, Remat.FULL),
-        even_state=even_state,
+    options = dataclasses.replace(
+        _options(setting), grouping=Grouping.MESH, even_state=even_state
     )
     return make_plan(
         chain,
@@ -35,6 +38,12 @@ def ours(
         dtype=setting.size.dtype,
         options=options,
     )
+
+
+def _options(setting: Setting) -> PlanOptions:
+    """What every search may do."""
+    sizes = [size for card in setting.cards for size in card.sizes]
+    return PlanOptions(max_microbatch_size=max(sizes), remat=(Remat.DOTS, Remat.FULL))
 
 
 def even_batch(setting: Setting, chain: Chain) -> Plan:
@@ -59,6 +68,41 @@ def even_batch(setting: Setting, chain: Chain) -> Plan:
     return Plan(
         replicas=replicas, batch_size=setting.batch_size, chain=chain.fingerprint()
     )
+
+
+def best_even(setting: Setting, chain: Chain, cluster: Cluster) -> Plan:
+    """The best data parallelism with equal batches, state in equal parts; it may leave
+    cards out."""
+    return _best(fsdp_style, setting, chain, cluster)
+
+
+def best_pipeline(setting: Setting, chain: Chain, cluster: Cluster) -> Plan:
+    """The best of even pipelines: equal stages and batches, of two cards or more each;
+    they may leave cards out."""
+    return _best(_pipelines, setting, chain, cluster)
+
+
+def _best(baseline: Baseline, setting: Setting, chain: Chain, cluster: Cluster) -> Plan:
+    found = baseline(
+        chain,
+        cluster,
+        batch_size=setting.batch_size,
+        dtype=setting.size.dtype,
+        options=_options(setting),
+    )
+    if found is None:
+        raise RuntimeError("no plan of that form fits")
+    return found
+
+
+def _pipeline_drafts(composer: Composer, pool: Sequence[Block]) -> Iterator[Draft]:
+    """Megatron's grids of more than one stage."""
+    for draft in megatron_drafts(composer, pool):
+        if all(len(pipeline) > 1 for pipeline in draft.pipelines):
+            yield draft
+
+
+_pipelines = from_drafts(_pipeline_drafts)
 
 
 def layered(chain: Chain, like: Plan) -> Plan:

@@ -13,22 +13,14 @@ from experiments.islanded.here import Here
 from hexijax.islands.transfer import TransferChannel
 from hexijax.job.intake import trace_chain
 from hexijax.job.machine import make_machine
-from hexijax.layers.chain import Chain
 from hexijax.layers.names import flatten
-from hexijax.plan.plan import Plan, Replica, Stage
+from hexijax.program.program import Site
+from hexijax.runtime.layer_timing import layer_rows
 from hexijax.runtime.plain import PlainEngine
-from hexijax.runtime.profiling import (
-    even_segments,
-    instruction_times,
-    layer_rows,
-    update_row,
-)
+from hexijax.runtime.update_timing import update
 
-A_SEGMENT = 4
-"""Layers that are timed as one."""
-
-PROFILED = 3
-"""Microbatches of a step that is timed."""
+FIRST = "one/0"
+"""The device whose layers are timed."""
 
 
 def pipeline(
@@ -79,53 +71,21 @@ def profile(here: Here, *, small: bool) -> dict[str, Any]:
     """Times of the layers on the first device, under the pipeline's microbatch."""
     setting = settings.small() if small else settings.large()
     chain = trace_chain(setting.experiment)
-    segments = even_segments(chain, A_SEGMENT)
     like = settings.pipeline(setting, chain).replicas[0]
-    remat = tuple(policy for stage in like.stages for policy in stage.remat)
-
-    def timed(cuts: tuple[int, ...]) -> Any:
-        stage = Stage(
-            devices=("one/0",),
-            layers=(0, len(chain.layers)),
-            dtype=setting.experiment.dtype,
-            segments=cuts,
+    policies = dict.fromkeys(policy for stage in like.stages for policy in stage.remat)
+    given = (setting.experiment, chain)
+    devices, dtype = {FIRST: jax.devices()[0]}, setting.experiment.dtype
+    rows: list[dict[str, Any]] = []
+    for remat in policies:
+        rows += layer_rows(
+            *(*given, here.cluster, devices, [FIRST]),
+            dtype=dtype,
+            samples=setting.microbatch,
             remat=remat,
         )
-        samples = PROFILED * setting.microbatch
-        replica = Replica(
-            stages=(stage,),
-            microbatches=PROFILED,
-            microbatch_size=setting.microbatch,
-            samples=samples,
-        )
-        plan = Plan(replicas=(replica,), batch_size=samples, chain=chain.fingerprint())
-        made = make_machine(setting.experiment, here.cluster, chain, plan)
-        engine: Any = made.engine
-        engine.init()
-        batches = setting.experiment.data.batches(samples)
-        engine.step(next(batches), 0).fetch()
-        return instruction_times(engine, next(batches), 1)
-
-    whole = timed(())
-    rows = layer_rows(
-        _fused(here, chain, setting),
-        segments,
-        timed(segments),
-        whole,
-        dtype=setting.experiment.dtype,
-        samples=setting.microbatch,
-        remat=remat[0],
-    )
-    return {"rows": [*rows, update_row(chain, whole)]}
-
-
-def _fused(here: Here, chain: Chain, setting: settings.Setting) -> Any:
-    """The layers as the first device runs them."""
-    from hexijax.costs.compute import fused_attention
-
-    profile = here.cluster.device("one/0").profile
-    fused = fused_attention(profile, setting.experiment.dtype)
-    return chain.layers_under(fused_attention=fused)
+    found = update(*given, devices, FIRST, dtype=dtype, site=Site.DEVICE)
+    rows.append({"update_params": found.params, "update_s": found.seconds})
+    return {"rows": rows}
 
 
 def mixed(here: Here) -> dict[str, Any]:

@@ -34,6 +34,12 @@ class Sizes:
     length: int = 2048
 
 
+MODELS = {
+    "1.35B": Sizes(),
+    "2.7B": Sizes(depth=12, width=4096, ff_width=11_008),
+}
+
+
 class Attention(nn.Module):
     """Causal, with rotated queries and keys."""
 
@@ -129,6 +135,7 @@ def sharded(sizes: Sizes, remat: bool) -> Llama:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=MODELS, default="1.35B")
     parser.add_argument("--microbatch", type=int, default=4)
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--remat", choices=["full", "none"], default="full")
@@ -138,7 +145,7 @@ def main() -> None:
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
     torch.manual_seed(rank)
-    sizes = Sizes()
+    sizes = MODELS[args.model]
     model = sharded(sizes, args.remat == "full")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=1e-4, weight_decay=0.01, fused=True

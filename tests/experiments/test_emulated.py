@@ -1,88 +1,22 @@
 """What the emulated cluster's benchmark reckons with: profiles, overlaps, its plans."""
 
-import dataclasses
-
 import pytest
 
 from experiments.emulated import plans
 from experiments.emulated.cards import LARGE, SMALL
 from experiments.emulated.overlap import both, length, merged, of_events
-from hexijax.costs import layer_times
-from hexijax.costs.compute import MeshShape
-from hexijax.costs.measured import update_s_per_param
-from hexijax.layers.chain import Remat
 from hexijax.plan.checks import check
 from hexijax.plan.plan import Schedule
-from hexijax.program.program import Backward, Forward, Update
-from hexijax.runtime.profiling import (
-    even_segments,
-    layer_rows,
-    segment_s,
-    update_row,
-)
+from hexijax.runtime.profiling import even_segments
 from tests.plan.examples import make_chain
 
 CHAIN = make_chain(8)
-
-
-def times(segments, *, joined_s=None):
-    """As a step of two microbatches would be timed: 1 ms a layer, 2 ms back."""
-    found = []
-    for mb in ((0, 1), (1, 2)):
-        for g, count in enumerate(segments):
-            last = g == len(segments) - 1
-            forward_s = joined_s or count * (3e-3 if last else 1e-3)
-            backward_s = 0.0 if last else count * 2e-3
-            place = "r0.s0"
-            for kind, seconds in ((Forward, forward_s), (Backward, backward_s)):
-                i = kind(place=place, segment=g, microbatches=mb)
-                found.append((i, seconds))
-    return [*found, (Update(home="r0.s0", group="a"), 0.5)]
 
 
 def test_segments_hold_layers_that_are_alike_and_the_loss_stands_alone():
     segments = even_segments(CHAIN, 4)
     assert sum(segments) == len(CHAIN.layers)
     assert segments == (1, 4, 4, 1)
-
-
-def test_rows_tell_one_program_from_two():
-    segments = even_segments(CHAIN, 4)
-    apart = times(segments)
-    assert segment_s(apart)[1] == pytest.approx((4e-3, 8e-3))
-    # All in one program takes nine tenths of what the segments before the last take.
-    whole_s = 0.9 * 9 * 3e-3 + 3e-3
-    rows = layer_rows(
-        CHAIN.layers,
-        segments,
-        apart,
-        times((len(CHAIN.layers),), joined_s=whole_s),
-        dtype="bfloat16",
-        samples=4,
-    )
-    block = next(r for r in rows if r["signature"] == CHAIN.layers[1].signature)
-    assert block["apart_forward_s"] == pytest.approx(1e-3)
-    assert block["forward_s"] == pytest.approx(0.9e-3)
-    # The head keeps what it computes, whatever the rest does.
-    again = layer_rows(
-        CHAIN.layers,
-        segments,
-        apart,
-        apart,
-        dtype="bfloat16",
-        samples=4,
-        remat=Remat.FULL,
-    )
-    assert [row["remat"] for row in again] == ["full", "full", "none"]
-    kind = dataclasses.replace(
-        LARGE.cluster().profiles[0], layer_times=(*rows, update_row(CHAIN, apart))
-    )
-    found = layer_times(CHAIN, MeshShape(profile=kind, dtype="bfloat16"), 4)
-    assert sum(t.total_s() for t in found) == pytest.approx(whole_s)
-    assert found[1].forward(Remat.NONE, joined=False) == pytest.approx(1e-3)
-    assert update_s_per_param(kind) == pytest.approx(
-        0.5 / sum(group.size for group in CHAIN.groups)
-    )
 
 
 def test_what_overlaps_is_where_both_are():
