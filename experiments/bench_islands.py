@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--seconds", type=float, default=430.0, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=405.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_islands"))
     args = parser.parse_args()
     words = "" if tuple(args.parts) == PARTS else f" --parts {' '.join(args.parts)}"

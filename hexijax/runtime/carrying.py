@@ -11,6 +11,7 @@ pieces in the same order, so each knows what it has to give and what will come.
 import contextlib
 import contextvars
 import dataclasses
+import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -37,20 +38,22 @@ class Piece(NamedTuple):
 
 
 class Coming:
-    """An array that is on its way from another island, or made of such."""
+    """An array that is on its way from another island, or made of such; any thread may
+    ask for it."""
 
     def __init__(self, made: Callable[[], jax.Array]):
         """``made``: waits, within the deadline of what is waited for."""
         self._made: Callable[[], jax.Array] | None = made
         self._value: jax.Array | None = None
+        self._lock = threading.Lock()
 
     def value(self) -> jax.Array:
         """The array, once all that it is made of has come."""
-        made = self._made
-        if made is not None:
-            self._value, self._made = made(), None
-        assert self._value is not None
-        return self._value
+        with self._lock:
+            if self._made is not None:
+                self._value, self._made = self._made(), None
+            assert self._value is not None
+            return self._value
 
     def block_until_ready(self) -> jax.Array:
         """As an array's: ``jax.block_until_ready`` calls it."""

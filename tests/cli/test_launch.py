@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from hexijax.cli.main import main
+from hexijax.islands.wire import new_token
 from hexijax.report.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -171,6 +173,51 @@ def test_an_island_killed_ends_the_job_by_name(tmp_path: Path):
     code, shown = run(command(tmp_path, *endless), kill)
     assert code == 3, shown
     assert "island b is lost: " in shown
+
+
+@pytest.mark.laws
+def test_an_island_that_wakes_after_the_others_went_on_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Others started it, so that nobody could kill it when it fell silent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("HEXIJAX_TOKEN", new_token())
+    steps = ("--set", "steps=60000")
+    serve = ("--serve", "--listen", address, "--elastic", "--silence", "3")
+    words = {"launch": command(tmp_path, *serve, "--save-every", "100", *steps)}
+    island = [sys.executable, "-m", "hexijax.cli.main", "run", TINY, "--island"]
+    words |= {name: [*island, name, "--rendezvous", address] for name in "abc"}
+    logs = {name: tmp_path / f"{name}.txt" for name in words}
+    with contextlib.ExitStack() as stack:
+        started: dict[str, subprocess.Popen[bytes]] = {}
+        for name, each in words.items():
+            log = stack.enter_context(logs[name].open("wb"))
+            process = subprocess.Popen(each, cwd=ROOT, stdout=log, stderr=log)
+            started[name] = process
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+
+        def says(name: str, what: str, seconds: float = 120.0) -> None:
+            until = time.monotonic() + seconds
+            while not re.search(what, logs[name].read_text()):
+                assert time.monotonic() < until, (name, what, logs[name].read_text())
+                time.sleep(0.05)
+
+        says("a", r"step [0-9]{3,}/")
+        started["b"].send_signal(signal.SIGSTOP)
+        says("launch", "island b is lost: .*\n.*generation 1: a")
+        says("a", r"going on after step [0-9]+00:")
+        says("a", r"going on after step (.*\n)+step ")
+        woke = time.monotonic()
+        started["b"].send_signal(signal.SIGCONT)
+        assert started["b"].wait(20.0) == 3
+        assert time.monotonic() - woke < 12.0
+        assert started["launch"].poll() is None
+        assert started["a"].poll() is None
+        started["launch"].send_signal(signal.SIGINT)
+        assert started["launch"].wait(60.0) == 130
 
 
 FOUR = """\

@@ -1,5 +1,6 @@
 """What several places of an island want crosses once, whatever stands for it there."""
 
+import time
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hexijax.runtime.carrying import Spot, at_spot
+from hexijax.runtime.carrying import Coming, Spot, at_spot
 from hexijax.runtime.move import move
 from tests.islands.cases import cluster
 from tests.islands.nearby import all_at_once, carriers
@@ -18,6 +19,20 @@ def at(device: jax.Device) -> NamedSharding:
     return NamedSharding(
         Mesh(np.array([device], dtype=object), ("x",)), PartitionSpec()
     )
+
+
+def test_what_comes_is_made_once_whoever_asks():
+    made: list[Any] = []
+
+    def make() -> Any:
+        time.sleep(0.05)
+        made.append(jnp.zeros(3))
+        return made[-1]
+
+    coming = Coming(make)
+    found = all_at_once([coming.value] * 4)
+    assert len(made) == 1
+    assert all(x is made[0] for x in found)
 
 
 @pytest.mark.parametrize(("same", "crossed"), [((0, 0, 1), 2), ((), 3)])
