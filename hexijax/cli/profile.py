@@ -98,11 +98,15 @@ def _conclude(arguments: argparse.Namespace, left: int) -> None:
     """What is there now, and what to do with it."""
     print(f"{arguments.out} holds what was measured. Plans use it with")
     print(f"    hexijax plan {arguments.experiment} --profile {arguments.out}")
-    print(f'or by a line in the cluster file: profile = "{arguments.out}"')
+    print(
+        f'or by a line in the cluster file: profile = "{arguments.out}" (a path from '
+        "that file's folder)"
+    )
     if left:
         print(
             f"{left} measurements are missing; the same command again goes on, for "
-            f"--seconds {arguments.seconds:g}."
+            f"--seconds {arguments.seconds:g}. Tensor degrees without times are left "
+            "out of plans."
         )
 
 

@@ -33,6 +33,7 @@ from hexijax.program.program import (
     Instruction,
     Join,
     Load,
+    Site,
     Sum,
     Update,
 )
@@ -110,7 +111,7 @@ class Tracer:
                 return
             if id(instruction) in self._done:
                 return
-            computes = isinstance(instruction, COMPUTE)
+            computes = _computes(instruction)
             for device, what in self._to_wait_for(written, tokens=computes).items():
                 seen = _Seen(instruction=instruction, device=device, dispatched_s=now)
                 self._seen.append(seen)
@@ -143,7 +144,7 @@ class Tracer:
             if seen.end_s is None:
                 continue
             i = seen.instruction
-            computes = isinstance(i, COMPUTE)
+            computes = _computes(i)
             key = (seen.device, computes)
             inputs = [there_s.get(read.buffer, 0.0) for read in i.reads]
             start_s = max(seen.dispatched_s, free_s.get(key, 0.0), *inputs, 0.0)
@@ -196,6 +197,13 @@ class Tracer:
     def _host_of(self) -> str:
         """Host updates are told on the first device."""
         return next(iter(self._engine.devices))
+
+
+def _computes(instruction: Instruction) -> bool:
+    """Whether its device runs a program for it."""
+    if isinstance(instruction, Update):
+        return instruction.site is not Site.HOST
+    return isinstance(instruction, COMPUTE)
 
 
 def _watch(waiting: "queue.SimpleQueue[Any]") -> None:

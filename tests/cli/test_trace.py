@@ -91,6 +91,21 @@ def test_the_report_says_what_differs_and_on_which_device(tmp_path: Path, capsys
     assert "run with --trace to see which instructions" in capsys.readouterr().out
 
 
+def test_what_the_host_updates_is_watched_too(tmp_path: Path):
+    text = Path(TINY).with_name("tiny_plan.txt").read_text()
+    text = text.replace("state *  even", "state *  even  memory host  update host")
+    (tmp_path / "host.txt").write_text(text)
+    plan = ("--plan", str(tmp_path / "host.txt"))
+    assert run(tmp_path, *plan, "--trace") == 0
+    assert run(tmp_path, *plan) == 0
+    folder = tmp_path / "tiny-001"
+    assert losses(folder) == losses(tmp_path / "tiny-002")
+    report = json.loads((folder / "report.json").read_text())
+    assert "update" not in {part["what"] for part in report["prediction"]["parts"]}
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert [e for e in events if e["ph"] == "X" and e["cat"] == "update"]
+
+
 @pytest.mark.parametrize(
     "more", [["--elastic"], ["--plan", "single"], ["--emulate"]], ids=lambda m: m[0]
 )
