@@ -26,6 +26,7 @@ from hexijax.program.program import (
 from hexijax.report.drift import Drift, Part, Span, parts, predicted_spans
 from hexijax.report.judged import Judged, with_events
 from hexijax.runtime.results import Sums
+from hexijax.simulator import Cause
 from hexijax.simulator.tasks import What, name
 from hexijax.simulator.trace import Slice, write_slices
 
@@ -65,6 +66,8 @@ class Traced:
                 start_s=ran.start_s,
                 end_s=ran.end_s,
                 computes=ran.computes,
+                waited_s=ran.waited_s,
+                waited_for=_cause(ran.waited_for),
             )
             for ran in self._tracer.events()
         ]
@@ -88,13 +91,11 @@ def drift(
     """
     found: tuple[Part, ...] = ()
     if traced is not None:
-        predicted = list(predicted_spans(with_events(judged).timeline))
+        timeline = with_events(judged).timeline
         measured = traced.spans()
-        found = parts(
-            predicted, measured, predicted_s=judged.step_s, measured_s=measured_s
-        )
+        found = parts(timeline, measured, measured_s=measured_s)
         if trace is not None:
-            write_slices(trace, _slices(predicted, measured))
+            write_slices(trace, _slices([*predicted_spans(timeline)], measured))
     return Drift(
         predicted_s=judged.step_s,
         measured_s=measured_s,
@@ -131,3 +132,16 @@ def _what(instruction: Instruction, *, fused: bool) -> What:
             return What.UPDATE
         case _:
             return What.SYNC
+
+
+def _cause(instruction: Instruction | None) -> Cause:
+    """Why a device waits for an instruction; None: for its dispatch."""
+    match instruction:
+        case None:
+            return Cause.DISPATCH
+        case Forward() | Backward():
+            return Cause.PIPELINE
+        case Send() | Recv() | Prefetch() | WriteBack():
+            return Cause.MOVE
+        case _:
+            return Cause.SYNC

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hexijax.report.words import gib, seconds
-from hexijax.simulator import Timeline
+from hexijax.simulator import Cause, Timeline
 
 TOLERATED = 0.1
 """Of the predicted step: more is explained."""
@@ -18,9 +18,12 @@ MOST_DEVICES = 8
 """Whose memory is printed."""
 
 WAITS = "waits"
-"""What a device does in the rest of a step."""
+"""How words begin for what a device does when it does nothing."""
 
-Busy = Mapping[tuple[str, str], float]
+REST = f"{WAITS} for the next step"
+"""What a watched step does not show: it stands alone."""
+
+Busy = dict[tuple[str, str], float]
 """Seconds of a step by device and kind of instruction."""
 
 
@@ -46,6 +49,12 @@ class Span:
     computes: bool
     """A program, and no copy."""
 
+    waited_s: float = 0.0
+    """For which the device had nothing to do before it."""
+
+    waited_for: Cause | None = None
+    """Why."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
@@ -55,7 +64,7 @@ class Part:
     """Whose."""
 
     what: str
-    """Kind of instruction, or ``waits``."""
+    """Kind of instruction, or what the device waits for."""
 
     predicted_s: float
     """By the simulator."""
@@ -93,22 +102,31 @@ def busy(spans: Iterable[Span]) -> Busy:
     return dict(found)
 
 
+def waits(spans: Iterable[Span]) -> Busy:
+    """Seconds that devices have nothing to do before what they compute, by cause."""
+    found: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for span in spans:
+        if span.computes and span.waited_for is not None:
+            found[span.device, f"{WAITS} for {span.waited_for}"] += span.waited_s
+    return dict(found)
+
+
 def parts(
-    predicted: Sequence[Span],
-    measured: Sequence[Span],
-    *,
-    predicted_s: float,
-    measured_s: float,
+    predicted: Timeline, measured: Sequence[Span], *, measured_s: float
 ) -> tuple[Part, ...]:
     """Each device's kinds of instructions and its waits, the largest difference first.
 
     Args:
-      predicted: of a step.
+      predicted: a step with its events.
       measured: of a step.
-      predicted_s: seconds of a step.
       measured_s: seconds of a step.
     """
-    expected, seen = busy(predicted), busy(measured)
+    expected = busy(predicted_spans(predicted)) | {
+        (device, f"{WAITS} for {cause}"): idle_s
+        for device, causes in predicted.idle_s.items()
+        for cause, idle_s in causes.items()
+    }
+    seen = busy(measured) | waits(measured)
     found = [
         Part(
             device=device,
@@ -120,15 +138,12 @@ def parts(
     ]
     for device in dict.fromkeys(part.device for part in found):
         mine = [part for part in found if part.device == device]
-        found.append(
-            Part(
-                device=device,
-                what=WAITS,
-                predicted_s=max(0.0, predicted_s - sum(p.predicted_s for p in mine)),
-                measured_s=max(0.0, measured_s - sum(p.measured_s for p in mine)),
-            )
-        )
-    return tuple(sorted(found, key=lambda part: -abs(part.more_s)))
+        rest_s = measured_s - sum(p.measured_s for p in mine)
+        if rest_s > 0:  # a watched step stands alone and may take longer
+            last = Part(device=device, what=REST, predicted_s=0.0, measured_s=rest_s)
+            found.append(last)
+    # What was not seen explains nothing: it comes last.
+    return tuple(sorted(found, key=lambda part: (part.what == REST, -abs(part.more_s))))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,14 +217,16 @@ class Drift:
 def _those_that_tell(parts: Sequence[Part]) -> Sequence[Part]:
     """The instructions that differ most; the waits only where they differ more than
     all instructions do."""
-    work = [part for part in parts if part.what != WAITS]
-    if parts[0].what == WAITS and work:
+    work = [part for part in parts if not part.what.startswith(WAITS)]
+    if parts[0].what.startswith(WAITS) and work:
         return (parts[0], work[0])
     return parts[:2]
 
 
 def _told(part: Part) -> str:
-    what = "it waits" if part.what == WAITS else part.what
+    what = part.what
+    if what.startswith(WAITS):
+        what = f"it {what},"
     return (
         f"{part.device}: {what} {seconds(part.measured_s)}, predicted "
         f"{seconds(part.predicted_s)}"

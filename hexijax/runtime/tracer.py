@@ -59,7 +59,7 @@ class Ran:
     """That computed it, or that it moved to."""
 
     start_s: float
-    """Since the step's first dispatch."""
+    """Since the step's first program was dispatched."""
 
     end_s: float
     """Seen."""
@@ -69,6 +69,12 @@ class Ran:
 
     fused: bool
     """A forward that does its backward, too."""
+
+    waited_s: float
+    """For which the device had done nothing before it."""
+
+    waited_for: Instruction | None
+    """What was still under way then; None: it was not dispatched yet."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -138,40 +144,38 @@ class Tracer:
     def events(self) -> list[Ran]:
         """Of the last step, in the order of dispatch; seconds from its first start."""
         free_s: dict[tuple[str, bool], float] = {}
-        there_s: dict[Buffer, float] = {}
+        there: dict[Buffer, tuple[float, Instruction]] = {}
         found: list[Ran] = []
+        first_s = min((seen.dispatched_s for seen in self._seen), default=0.0)
         for seen in self._seen:
             if seen.end_s is None:
                 continue
             i = seen.instruction
-            computes = _computes(i)
-            key = (seen.device, computes)
-            inputs = [there_s.get(read.buffer, 0.0) for read in i.reads]
-            start_s = max(seen.dispatched_s, free_s.get(key, 0.0), *inputs, 0.0)
-            start_s = min(start_s, seen.end_s)
+            key = (seen.device, _computes(i))
+            ready_s, last = seen.dispatched_s, None
+            for read in i.reads:
+                if read.buffer in there and there[read.buffer][0] > ready_s:
+                    ready_s, last = there[read.buffer]
+            ready_s = min(ready_s, seen.end_s)
+            before_s = free_s.get(key, first_s)
             free_s[key] = seen.end_s
             for buffer in i.writes:
-                there_s[buffer] = max(there_s.get(buffer, 0.0), seen.end_s)
-            fused = isinstance(i, Forward) and (
-                (i.place, i.segment, i.microbatches) in self._fused
-            )
+                end_s, _ = there.get(buffer, (0.0, i))
+                there[buffer] = (max(end_s, seen.end_s), i)
             found.append(
                 Ran(
                     instruction=i,
                     device=seen.device,
-                    start_s=start_s,
-                    end_s=seen.end_s,
-                    computes=computes,
-                    fused=fused,
+                    start_s=min(max(ready_s, before_s), seen.end_s) - first_s,
+                    end_s=seen.end_s - first_s,
+                    computes=key[1],
+                    fused=isinstance(i, Forward)
+                    and (i.place, i.segment, i.microbatches) in self._fused,
+                    waited_s=max(0.0, ready_s - before_s),
+                    waited_for=last,
                 )
             )
-        first_s = min((ran.start_s for ran in found), default=0.0)
-        return [
-            dataclasses.replace(
-                ran, start_s=ran.start_s - first_s, end_s=ran.end_s - first_s
-            )
-            for ran in found
-        ]
+        return found
 
     def _to_wait_for(
         self, written: Sequence[Any], *, tokens: bool
