@@ -130,8 +130,7 @@ class Launcher:
             self._obey()
         lost = self._meeting.check()
         for name in lost:
-            if name in self._processes:  # who hung up may be about to end
-                self._processes[name].wait(0.2)
+            self._ended(name)
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is None or name in self._left:
@@ -199,12 +198,17 @@ class Launcher:
                 blamed = self._meeting.culprit(
                     str(heard.said.get("island")), float(heard.said.get("waited_s", 0))
                 )
-                if blamed in self._meeting.islands:
+                if blamed in self._meeting.islands and not self._ended(blamed):
                     self._lose(blamed, f"{name} says: {heard.said.get('why')}")
             case "asks to stop":
                 self._asked = self._obeyed = max(1, self._asked)
             case _:
                 pass
+
+    def _ended(self, name: str) -> bool:
+        """Whether who is said to be lost has just ended, which says more."""
+        process = self._processes.get(name)
+        return process is not None and process.wait(0.2)
 
     def _say_why(self, name: str, code: int, said: Mapping[str, Any]) -> None:
         """Why an island left, unless that is told already."""
