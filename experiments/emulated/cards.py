@@ -43,7 +43,7 @@ class Card:
     """Policies of the layers then."""
 
     profiled: tuple[Remat, ...] = (Remat.DOTS, Remat.FULL)
-    """Policies under which its layers are timed."""
+    """Policies under which its layers are timed; all but the first at one size."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +199,6 @@ def _mixed(kinds: Sequence[str], *, larger: bool) -> Setting:
             hold=dataclasses.replace(by_kind[kind].hold, card=number),
             a_step=by_kind[kind].a_step // halved,
             sizes=tuple(dict.fromkeys(-(-n // halved) for n in by_kind[kind].sizes)),
-            remats=(Remat.DOTS, Remat.FULL) if larger else by_kind[kind].remats,
         )
         for number, kind in enumerate(kinds)
     )
