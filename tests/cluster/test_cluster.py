@@ -10,6 +10,7 @@ import pytest
 
 from hexijax.cluster import (
     Cluster,
+    ClusterError,
     DeviceGroup,
     LinkProfile,
     Links,
@@ -145,6 +146,41 @@ def test_members_leave_and_the_others_keep_their_names():
     assert left.without("a/1") == cluster.without("a", "c")
     assert Cluster.from_toml(left.to_toml()) == left
     assert cluster.without() == cluster
+
+
+def test_a_profile_changes_the_nodes_and_pairs_it_names_and_no_others():
+    plain = Cluster.from_toml(SMALL)
+    names = [node.name for node in plain.nodes]
+    profile = f"""\
+format = 1
+[measured.of-elsewhere]
+card = "one that this cluster has not"
+[kinds.of-elsewhere]
+source = "measured"
+[[nodes]]
+name = "{names[0]}"
+host_link_gb_per_s = 20
+link = {{ latency_us = 3, bandwidth_gb_per_s = 100 }}
+[[nodes]]
+name = "of-elsewhere"
+host_link_gb_per_s = 1
+[[links.node_pairs]]
+between = ["{names[0]}", "of-elsewhere"]
+link = {{ latency_us = 1, bandwidth_gb_per_s = 1 }}
+"""
+    measured = plain.with_profiles(profile)
+    first, *others = measured.nodes
+    assert first.host_link_bytes_per_s == 20e9
+    assert first.link is not None
+    assert first.link.latency_s == pytest.approx(3e-6)
+    assert others == [*plain.nodes[1:]]
+    assert measured.links == plain.links
+    assert measured.profiles == plain.profiles
+    nameless = "format = 1\n[[nodes]]\nhost_link_gb_per_s = 1\n"
+    with pytest.raises(ClusterError, match="belongs to a node. Name it"):
+        plain.with_profiles(nameless)
+    with pytest.raises(ClusterError, match="host_cores"):
+        plain.with_profiles(f'{nameless}name = "a"\nhost_cores = 2\n')
 
 
 def test_a_profile_file_overrules_single_figures(tmp_path: Path):
