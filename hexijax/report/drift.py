@@ -117,11 +117,16 @@ def parts(
     """Each device's kinds of instructions and its waits, the largest difference first.
 
     Args:
-      predicted: a step with its events.
+      predicted: a step.
       measured: of a step.
       measured_s: seconds of a step.
     """
-    expected = busy(predicted_spans(predicted)) | {
+    expected: Busy = {
+        (device, what.value): busy_s
+        for device, kinds in predicted.busy_s.items()
+        for what, busy_s in kinds.items()
+    }
+    expected |= {
         (device, f"{WAITS} for {cause}"): idle_s
         for device, causes in predicted.idle_s.items()
         for cause, idle_s in causes.items()
