@@ -131,6 +131,20 @@ class Launcher:
         lost = self._meeting.check()
         for name in lost:
             self._ended(name)
+        seen = self._see_ended(lost)
+        for name in lost.keys() - seen:
+            self._lose(name, lost[name])
+        if self._replan is not None and (found := self._replan.answer()):
+            self._planned(*found)
+        missing = self._meeting.missing()
+        if missing and self._code is None and self._meeting.waited_s() > self._join_s:
+            for name in missing:
+                self._lose(name, f"it did not join within {self._join_s:g} s")
+
+    def _see_ended(self, lost: Mapping[str, str]) -> set[str]:
+        """Those whose processes have ended, and who did not leave; ``lost``: why some
+        are."""
+        seen: set[str] = set()
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is None or name in self._left:
@@ -138,20 +152,15 @@ class Launcher:
             self._meeting.hear_out(name, LAST_WORDS_S)  # it may have left just now
             while not self._meeting.heard.empty():
                 self._hear(self._meeting.heard.get())
-            if name not in self._left:
+            if name in self._left or self._processes.get(name) is not process:
+                continue
+            seen.add(name)
+            if code > 0 and code != LOST:
+                self._fail(name, code)
+            else:
                 how = process.ended() or ended_how(code)
-                lost[name] = lost.get(name, how) if code == LOST else how
-                if code > 0 and code != LOST:
-                    self._fail(name, code)
-                    return
-        for name, why in lost.items():
-            self._lose(name, why)
-        if self._replan is not None and (found := self._replan.answer()):
-            self._planned(*found)
-        missing = self._meeting.missing()
-        if missing and self._code is None and self._meeting.waited_s() > self._join_s:
-            for name in missing:
-                self._lose(name, f"it did not join within {self._join_s:g} s")
+                self._lose(name, lost.get(name, how) if code == LOST else how)
+        return seen
 
     def _over(self) -> bool:
         if self._ending_s is not None and time.monotonic() > self._ending_s:
@@ -191,6 +200,8 @@ class Launcher:
             case "left":
                 self._left[name] = heard.said
                 if code := int(heard.said.get("code", 0)):
+                    if code == LOST:  # of whom, if it is known here
+                        self._see_ended({})
                     if self._code is None:
                         self._say_why(name, code, heard.said)
                     self._wind_down(code)
