@@ -311,7 +311,7 @@ def test_twenty_kills_at_any_moment_leave_the_curve_as_it_is(tmp_path: Path):
         if line.startswith(moments) and not busy.locked():
             threading.Thread(target=kill_now, args=(process.pid,), daemon=True).start()
 
-    steps = ("--set", "steps=60")
+    steps = ("--set", "steps=500")
     elastic = ("--local", "--elastic", "--save-every", "1", "--silence", "30")
     code, shown = run(command(tmp_path, *elastic, *steps), kill, seconds=1500.0)
     assert code == 0, shown
@@ -319,5 +319,5 @@ def test_twenty_kills_at_any_moment_leave_the_curve_as_it_is(tmp_path: Path):
     assert main(command(tmp_path, "--no-save", *steps, what="run")[3:]) == 0
     found, whole = (losses(tmp_path / f"tiny-00{i}") for i in (1, 2))
     assert found == pytest.approx(whole, rel=1e-5)
-    assert len(found) == 60
+    assert len(found) == 500
     assert len(killed) == 20
