@@ -122,7 +122,7 @@ class PlanCosts:
         self._moments = moments
         self._copies = copies
         self._whole_leaves = whole_leaves
-        self._carriage = carriage
+        self.carriage: Carriage = carriage
         self._ways = Ways.of(cluster)
         self._stages = dict(plan.stages())
         self._exchanges: dict[object, Exchange] = {}
@@ -208,7 +208,7 @@ class PlanCosts:
         if len(devices) < 2 or not alone or len({*devices}) < len(devices):
             return None
         found = [self._cluster.device(name) for name in devices]
-        if self._carriage != OURS or len({(d.kind, d.island) for d in found}) > 1:
+        if self.carriage != OURS or len({(d.kind, d.island) for d in found}) > 1:
             return None
         link = slowest_link(self._cluster, devices)
         ends = [site.devices[0] for site in sites]
@@ -360,7 +360,7 @@ class PlanCosts:
             (self._memory_rate(stages[0]), self._memory_rate(stages[1])),
             cotangent=cotangent,
             link=self._site(target).link,
-            carriage=self._carriage,
+            carriage=self.carriage,
         )
 
     def _exchange(self, name: str) -> Exchange:

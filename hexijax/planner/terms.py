@@ -25,7 +25,7 @@ from hexijax.layers.chain import Remat
 from hexijax.planner.arrays import LayerArrays
 from hexijax.planner.layers import Span
 from hexijax.planner.regime import PLAIN, Regime
-from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
+from hexijax.program.buckets import ALONE_SIZE, shared_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,9 +132,11 @@ def _state_bytes(load: Load) -> int:
     return STATE_BYTES * (1 + load.moments)
 
 
-def _bucket_limit(load: Load) -> int:
+def _bucket_limit(arrays: LayerArrays, load: Load) -> int:
     """Parameters of a bucket that several arrays share."""
-    return ALONE_SIZE if load.members == 1 else SHARED_SIZE
+    if load.members == 1:
+        return ALONE_SIZE
+    return shared_size(int(arrays.whole_params_FS[0, -1]))
 
 
 def _flying_bytes(arrays: LayerArrays, load: Load) -> tuple[float, float]:
@@ -177,7 +179,7 @@ class Fixed:
         most = load.per_segment or len(arrays.params_L)
         count_FS = segments_FS(arrays, load.per_segment)
         # A bucket's boxes at home, of which no device has more than its whole gradient.
-        shared_FS = np.minimum(arrays.params_FS, _bucket_limit(load))
+        shared_FS = np.minimum(arrays.params_FS, _bucket_limit(arrays, load))
         bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
         home, shard = _flying_bytes(arrays, load)
         return cls(
@@ -200,7 +202,7 @@ class Fixed:
         most = load.per_segment or len(arrays.params_L)
         count_FS = segments_FS(arrays, load.per_segment)
         segment_FS = np.minimum(arrays.params_FS, most * arrays.largest_FS)
-        bucket_FS = np.minimum(segment_FS, _bucket_limit(load))
+        bucket_FS = np.minimum(segment_FS, _bucket_limit(arrays, load))
         bucket_FS = np.maximum(arrays.largest_FS, bucket_FS)
         home, shard = _flying_bytes(arrays, load)
         fixed_FS = arrays.held_FS

@@ -25,8 +25,11 @@ ALONE_SIZE = 2**28
 """Most parameters of a bucket that one stage uses and is home of: no copies arrive."""
 
 SHARED_SIZE = 2**26
-"""Most of any other: each user's gradient is copied to the homes."""
+"""Most of any other, of a small model: each user's gradient is copied to the homes."""
 
+SHARED_COUNT = 8
+"""Larger models have larger ones, about so many: a bucket is four calls of a device, and
+no host is more than 32 ahead of it; what comes behind is dispatched while it waits."""
 
 CHUNK_SIZE = 2**25
 """Most of those whose state rests in host memory; a leaf of two chunks or less is one,
@@ -39,6 +42,12 @@ copy's start takes as long as 4 MB on their way (H200, 70 microseconds)."""
 SLACK = 8
 """A chunk, or its one large leaf, may have one part in so many more: a bias beside its
 matrix."""
+
+
+def shared_size(num_params: int) -> int:
+    """Most parameters of a bucket that several stages use or are home of, in a model of
+    so many: 2^26 to 2^28."""
+    return max(SHARED_SIZE, min(ALONE_SIZE, num_params // SHARED_COUNT))
 
 
 def buckets(
@@ -54,13 +63,14 @@ def buckets(
     open_at: dict[object, int] = {}
     segments_L = layer_segments(plan, len(chain.layers))
     parts = (_parts(plan, whole, whole_leaves) for whole in chain.groups)
+    shared = shared_size(chain.num_trained)
     for group in itertools.chain(*parts):
         users = user_segments(segments_L, group)
         stages = {place for place, _ in users}
         kind = group.trainable or (False, used_as_it_is(plan, chain, group))
         key = (users, _share(plan, group), kind)
         at = open_at.get(key)
-        limit = ALONE_SIZE if _is_alone(plan, group, stages) else SHARED_SIZE
+        limit = ALONE_SIZE if _is_alone(plan, group, stages) else shared
         if streams_state(plan, group):
             limit = CHUNK_SIZE
         if at is None or sizes[at] + group.size > limit:

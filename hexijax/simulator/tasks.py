@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hexijax.cluster import Cluster
+from hexijax.costs.borders import OURS
 from hexijax.costs.exchange import Exchange
 from hexijax.costs.instructions import PlanCosts
 from hexijax.costs.rates import CALL_S
@@ -56,6 +57,12 @@ class What(enum.StrEnum):
 
 
 CROSSING = (Kind.ACT, Kind.COT)
+
+IN_FLIGHT = 32
+"""Calls of one device that are dispatched and not ended: XLA's client takes no more."""
+
+LOOKED = 8
+"""A host looks after so many calls of a device: each look costs the simulator time."""
 
 Hosts = tuple[tuple[str, float], ...]
 """Islands whose host dispatches a call, and how many such calls it makes."""
@@ -90,8 +97,8 @@ class Task:
     before: Sequence[tuple[int, float]] = ()
     """Tasks of the step before that end before this starts, and seconds between."""
     held: Sequence[int] = ()
-    """Copies that end before its hosts dispatch this, and what follows in their order:
-    what they copy takes the same memory."""
+    """Tasks that end before its hosts dispatch this, and what follows in their order:
+    copies of what takes the same memory, or calls with which its device is full."""
 
 
 def tasks(
@@ -209,7 +216,19 @@ class _Writer:
                 before.setdefault(task, []).append((maker, skip_s))
         for task, makers in before.items():
             self._tasks[task].before = makers
+        if self._costs.carriage == OURS:
+            self._bound()
         return self._tasks
+
+    def _bound(self) -> None:
+        """A host waits where a device has as many calls before it as it takes."""
+        before: dict[str, list[int]] = {}
+        for at, task in enumerate(self._tasks):
+            for device in task.use.devices if task.use.hosts else ():
+                calls = before.setdefault(device, [])
+                if len(calls) >= IN_FLIGHT and len(calls) % LOOKED == 0:
+                    task.held = (*task.held, calls[-IN_FLIGHT])
+                calls.append(at)
 
     # Compute
 

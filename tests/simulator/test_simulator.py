@@ -13,6 +13,7 @@ from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
 from hexijax.costs import PlanCosts
 from hexijax.costs.borders import Border
 from hexijax.costs.exchange import Call, Exchange
+from hexijax.costs.rates import HOST_CALL_S
 from hexijax.costs.ways import NO_LOAD, Load
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
@@ -22,7 +23,7 @@ from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward, Free, Instruction, Part
 from hexijax.simulator import Cause, Timeline, simulate
 from hexijax.simulator.steps import Steps, Ways
-from hexijax.simulator.tasks import Task, Use, What
+from hexijax.simulator.tasks import IN_FLIGHT, LOOKED, Task, Use, What, tasks
 from hexijax.simulator.trace import write_trace
 from tests.plan.examples import make_kind
 from tests.program.examples import make_chain, make_plan, make_stages
@@ -267,3 +268,50 @@ def test_steps_that_take_turns_count_as_their_mean():
     )
     assert steps.until_they_repeat() == 8.0
     assert {steps.play(), steps.play()} == {5.0, 11.0}
+
+
+def test_a_device_has_no_more_than_32_calls_before_it():
+    chain, machines = make_chain(12), cluster(("a", 2))
+    plan = make_plan((make_stages([6, 6], segments=[[1] * 6] * 2), 8))
+    costs = PlanCosts(plan, chain, machines)
+    program = lower(plan, chain, rules=StepRules(), costs=costs)
+    work = tasks(program, costs, machines)
+    for device in ("a/0", "a/1"):
+        calls = [
+            at
+            for at, task in enumerate(work)
+            if task.use.hosts and device in task.use.devices
+        ]
+        assert len(calls) > 2 * IN_FLIGHT
+        waiting = {
+            number: calls.index(task)
+            for number, at in enumerate(calls)
+            for task in work[at].held
+        }
+        assert waiting == {
+            number: number - IN_FLIGHT
+            for number in range(IN_FLIGHT, len(calls), LOOKED)
+        }
+
+
+def test_what_stands_behind_those_is_dispatched_while_the_device_waits(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Forty buckets after one long program, and one bucket."""
+    chain, machines = make_chain(40), cluster(("a", 2))
+    one, other = (
+        tuple(dataclasses.replace(s, devices=(f"a/{i}",)) for s in make_stages([40]))
+        for i in range(2)
+    )
+    plan = make_plan((one, 1), (other, 1))
+    together = played(plan, chain, machines)
+    monkeypatch.setattr("hexijax.program.buckets.SHARED_SIZE", 1)
+    monkeypatch.setattr("hexijax.program.buckets.SHARED_COUNT", 10**9)
+    apart = played(plan, chain, machines)
+    monkeypatch.setattr("hexijax.simulator.tasks.IN_FLIGHT", 10**9)
+    ahead = played(plan, chain, machines)
+    # From when the first device is full: the other has as many calls, or fewer.
+    calls = round(apart.host_s["a"] / HOST_CALL_S)
+    least, most = calls - 2 * (IN_FLIGHT + LOOKED), calls - IN_FLIGHT
+    assert 0 < least <= (apart.step_s - ahead.step_s) / HOST_CALL_S <= most
+    assert ahead.step_s == pytest.approx(together.step_s, rel=1e-3)

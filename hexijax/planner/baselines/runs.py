@@ -37,7 +37,7 @@ from hexijax.costs.memory import (
 )
 from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
-from hexijax.program.buckets import ALONE_SIZE, SHARED_SIZE
+from hexijax.program.buckets import ALONE_SIZE, shared_size
 
 At = tuple[int, int] | EllipsisType
 """One run, (first, stop), or all of them."""
@@ -248,7 +248,8 @@ class Runs:
             + segment * item
             + self._working[at]
         )
-        limit = ALONE_SIZE if load.members == 1 else SHARED_SIZE
+        all_params = int(self._whole.sums_FS[0, -1])
+        limit = ALONE_SIZE if load.members == 1 else shared_size(all_params)
         bucket = most(largest, least(params, limit))
         if load.members == 1:
             flying = alone_bytes(1, 1, item, self._shape.lanes) * bucket

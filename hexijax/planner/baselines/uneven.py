@@ -7,7 +7,7 @@ from hexijax.planner.baselines.draft import Draft
 from hexijax.planner.baselines.fits import Fit, Setting
 from hexijax.planner.baselines.ground import Ground
 from hexijax.planner.baselines.shares import taken
-from hexijax.program.buckets import SHARED_SIZE
+from hexijax.program.buckets import shared_size
 
 EVEN_STATE = (StateShare(groups=("*",), shares={}),)
 """Every replica's devices hold as much."""
@@ -42,7 +42,7 @@ def state_shares(
             shares[stage_place(r, k)] = float(room * len(mesh.devices))
     need = ground.num_params * STATE_BYTES * (1 + ground.options.moments)
     item = max(ITEM_BYTES[m.shape.dtype] for p in draft.pipelines for m in p)
-    need += min(ground.num_params, SHARED_SIZE) * flying_bytes(
+    need += min(ground.num_params, shared_size(ground.num_params)) * flying_bytes(
         1, 0, setting.members, item
     )
     if need > sum(shares.values()):

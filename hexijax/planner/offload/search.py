@@ -178,13 +178,14 @@ class Offloading:
             most_passes = self._effort.offloaded - passes
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
-        any_fits = least < math.inf
         below_s = least if by_step else math.inf
+        by_devices = False
         for plan in self._placer.place(skeleton, below_s, most_passes):
-            any_fits = True
+            by_devices |= all(share.update is Memory.DEVICE for share in plan.state)
             yield plan
-        if not any_fits and skeleton.schedule is Schedule.LAYERED:
-            yield from self._placer.place(_waiting(skeleton))
+        # Updates by hosts are what fits where hardly anything does.
+        if not by_devices and skeleton.schedule is Schedule.LAYERED:
+            yield from self._placer.place(_waiting(skeleton), below_s, most_passes)
 
     def _is_spent(self, skeleton: Plan) -> bool:
         """Whether its regime has had its share, and others have left nothing of
