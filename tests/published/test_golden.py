@@ -164,7 +164,7 @@ def test_six_mixes_span_the_links_asked_for():
 FALLS_SHORT = {
     "hexiscale": "symmetric plans that leave the small cards out come closer than 1.6",
     "matched": "moves over 0.7 GB/s stand between the stages of mixed pipelines",
-    "hethub": "0.92 of the sum with 1024 sequences, where the search was cut short",
+    "hethub": "0.972 of the sum of both kinds alone, where 0.975 is asked for",
 }
 
 
