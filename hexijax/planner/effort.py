@@ -47,6 +47,9 @@ class Effort:
     walked: int = 4
     """Layouts whose variants are walked over, the best of the played."""
 
+    varied: int = 12
+    """Variants of the best that are looked at however long they are."""
+
     rescheduled: int = 2
     """Pipelines that are tried under other schedules, the best of the played."""
 
@@ -77,7 +80,14 @@ class Effort:
             return cls(scored=100, played=3_000, refined=3_000, remade=8_000)
         if num_devices <= 1024:
             return cls(scored=200, played=16_000, refined=16_000, remade=24_000)
-        return cls(scored=40, played=100_000, refined=60_000, remade=100_000, stored=2)
+        return cls(
+            scored=40,
+            played=100_000,
+            refined=60_000,
+            remade=100_000,
+            stored=2,
+            varied=6,
+        )
 
 
 def num_instructions(plan: Plan) -> int:

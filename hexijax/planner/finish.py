@@ -57,8 +57,8 @@ NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so; and
 plans of uneven state improved."""
 
-LEAST, LEAST_VARIANTS = 6, 12
-"""Layouts, and variants of the best, that are looked at however long they are."""
+LEAST = 6
+"""Layouts that are simulated however long they are."""
 
 SAME_FAMILY = 0.03
 """What a layout counts as slower for each better one of its family."""
@@ -354,7 +354,8 @@ class Finisher:
         for i, (cost, start) in enumerate(best):
             if cost > self.finished.least() * IMPROVED_WITHIN:
                 return
-            share, least = left // min(2, len(best) - i), 0 if i else LEAST_VARIANTS
+            share = left // min(2, len(best) - i)
+            least = 0 if i else self._effort.varied
             left -= share - self._refine_one(start, cost, share, least, tried)
 
     def _refine_one(
