@@ -58,7 +58,9 @@ def _schedules(plan: Plan, options: PlanOptions) -> Iterator[Plan]:
     if not options.layered:
         return
     if plan.schedule is Schedule.LAYERED:
-        if not any(stage.params for _, stage in plan.stages()):
+        if any(stage.params for _, stage in plan.stages()):
+            yield from _halved(plan)
+        else:
             yield _freed(plan)
             yield from map(_freed, _halved(plan))
         yield _plain(plan)
@@ -85,19 +87,18 @@ def _freed(plan: Plan) -> Plan:
 
 
 def _halved(plan: Plan) -> Iterator[Plan]:
-    """In microbatches of half the size, where one is as large as lanes allow: a pass of
-    several has sums and gathers to run beside."""
+    """In microbatches of half the size, or what lanes divide of it: a pass of several
+    has sums and gathers to run beside."""
     replicas = []
     for replica in plan.replicas:
-        size = replica.microbatch_size // 2
         lanes = max(stage.lanes for stage in replica.stages)
-        if size % lanes or replica.microbatch_size % 2:
-            return
+        size = max(1, replica.microbatch_size // (2 * lanes)) * lanes
         count = -(-replica.samples // size)
         replicas.append(
             dataclasses.replace(replica, microbatch_size=size, microbatches=count)
         )
-    yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
+    if tuple(replicas) != plan.replicas:
+        yield dataclasses.replace(plan, replicas=tuple(replicas), prediction=None)
 
 
 def _recomputed(plan: Plan) -> Plan:
