@@ -212,13 +212,12 @@ def limited(bench: IslandsBench) -> None:
     if bench.cards < 2 or "profile" not in bench.found:
         return
     found = bench.found.setdefault("limited", {})
-    cluster = settings.cluster(bench.kind)
     for rate in RATES:
 
         def run(rate: float = rate) -> None:
             told = bench.together(
                 "pipeline",
-                cluster,
+                linked(bench, rate),  # the order of instructions follows from links
                 apart(bench),
                 small=bench.small,
                 bytes_per_s=rate,
@@ -239,14 +238,19 @@ def predicted_s(bench: IslandsBench, rate: float) -> float:
     setting = settings.small() if bench.small else settings.large()
     chain = trace_chain(setting.experiment)
     plan = settings.pipeline(setting, chain)
-    cluster = settings.cluster(
+    cluster = linked(bench, rate)
+    options = PlanOptions.of(training_facts(setting.experiment))
+    return predict(plan, chain, cluster, rules=options.rules(plan)).step_s
+
+
+def linked(bench: IslandsBench, rate: float) -> Cluster:
+    """Both cards, as they were timed, with a link of that rate between them."""
+    return settings.cluster(
         bench.kind,
         gb_per_s=rate / 1e9,
         latency_us=latency_s(bench) * 1e6,
         rows=tuple(bench.found["profile"]["rows"]),
     )
-    options = PlanOptions.of(training_facts(setting.experiment))
-    return predict(plan, chain, cluster, rules=options.rules(plan)).step_s
 
 
 def latency_s(bench: IslandsBench) -> float:

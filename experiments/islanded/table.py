@@ -21,10 +21,10 @@ and the smallest message's latency as they were timed in the same run."""
 
 ABOUT_PATHS = """\
 Rates by size of a message, in GB/s of what one card sends; the smallest as its time.
-Between islands JAX's transfer server sends, in 4 streams and chunks of 4 MiB unless it
+Between islands JAX's transfer server sends, in 8 streams and chunks of 4 MiB unless it
 says otherwise; *at once*: four messages are fetched together."""
 
-OURS = {"streams": 4, "chunk_bytes": 2**22}
+OURS = {"streams": 8, "chunk_bytes": 2**22}
 SMALLEST = 65536
 
 
