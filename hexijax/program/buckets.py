@@ -28,8 +28,9 @@ SHARED_SIZE = 2**26
 """Most of any other, of a small model: each user's gradient is copied to the homes."""
 
 SHARED_COUNT = 8
-"""Larger models have larger ones, about so many: a bucket is four calls of a device, and
-no host is more than 32 ahead of it; what comes behind is dispatched while it waits."""
+"""Larger models have larger ones, about so many: a bucket is four calls of a device,
+and no host is more than 32 ahead of it; what comes behind is dispatched while it waits.
+"""
 
 CHUNK_SIZE = 2**25
 """Most of those whose state rests in host memory; a leaf of two chunks or less is one,
