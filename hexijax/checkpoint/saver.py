@@ -281,6 +281,8 @@ class Saver:
         finally:
             with self._lock:
                 self._sending.discard(step)
+        # It may have been an old one, kept for as long as it was on its way.
+        self._retain(self.tiers.fast, DISK, self.tiers.keep)
 
     def _own(self, part: Part) -> bool:
         """Whether this process sends and removes a part."""

@@ -76,7 +76,7 @@ def test_each_of_several_processes_sends_and_removes_its_own_parts(
         found = (tmp_path / tier).glob("*/*/manifest.json")
         return {(int(x.parts[-3]), x.parts[-2]) for x in found}
 
-    _, saver, told = make(keep=1, far_every=1)
+    _, saver, told = make(keep=1, far_every=2)
     run(saver, 2)
     assert places("fast") == {(2, "n0"), (2, "n1")}
     here = {x: node for x, node in NODES.items() if node == "n1"}
@@ -88,6 +88,17 @@ def test_each_of_several_processes_sends_and_removes_its_own_parts(
     assert {node for _, node in places("far")} <= {"n1"}
     assert places("far"), "its own part was sent"
     assert told == []
+
+
+def test_a_step_on_its_way_stays_until_it_has_come(make: Any, tmp_path: Path):
+    _, saver, told = make(keep=1, far_every=1, far_rate=Rate(1000))
+    run(saver, 2)
+    left = {int(x.parts[-3]) for x in (tmp_path / "fast").glob("*/*/manifest.json")}
+    assert left == {2}
+    assert saver.inventory().whole()[0] == 2
+    assert [text.split(":")[0] for text in told] == [
+        "step 2 is not sent to the far tier"
+    ]
 
 
 def test_a_snapshot_is_of_its_step_whatever_the_next_one_overwrites(make: Any):
