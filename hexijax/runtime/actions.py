@@ -38,6 +38,7 @@ from hexijax.program.program import (
     WriteBack,
 )
 from hexijax.runtime.borders import Border
+from hexijax.runtime.carrying import come
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.later import later, once_there, value
 from hexijax.runtime.layout import DEVICE, PINNED_HOST, Layout
@@ -186,7 +187,7 @@ class Actions:
             arrays = slots[batch[0]] if names else {}
             return (
                 leaves,
-                slots[act[0]] if act else (),
+                come(slots[act[0]]) if act else (),
                 {name: arrays[name] for name in names},
                 consts,
             )
@@ -237,7 +238,7 @@ class Actions:
         assert backward is not None, instruction
 
         def action(slots: Slots) -> None:
-            d_out = slots[cot[0]] if cot else seed(place)
+            d_out = come(slots[cot[0]]) if cot else seed(place)
             grads, d_in = backward(
                 *inputs(slots), slots[res], d_out, grads_before(slots)
             )
@@ -261,7 +262,7 @@ class Actions:
         def action(slots: Slots) -> None:
             params, act, batch, consts = inputs(slots)
             residuals = slots[res]
-            d_out = slots[cot[0]] if cot else seed(place)
+            d_out = come(slots[cot[0]]) if cot else seed(place)
             d_in, made = run(params, act, batch, consts, residuals, d_out)
             kept = [residuals[i] for i in split.residuals]
             slots[handed] = split.hand_on(act, kept, d_out if cot else (), made)
@@ -527,7 +528,7 @@ class Actions:
             return (jax.tree.unflatten(tree, put(arrays, where)),)
 
         def action(slots: Slots) -> None:
-            (slots[target],) = once_there(copied, [slots[source]], 1)
+            (slots[target],) = once_there(copied, [come(slots[source])], 1)
 
         return action
 

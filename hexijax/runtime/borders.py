@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from hexijax.errors import UserError
 from hexijax.layers.chain import ITEM_BYTES
 from hexijax.plan.plan import Place
-from hexijax.runtime.carrying import Piece
+from hexijax.runtime.carrying import Coming, Piece, settled
 from hexijax.runtime.layout import Layout
 from hexijax.runtime.move import joined
 from hexijax.runtime.programs import Programs, struct
@@ -69,9 +69,12 @@ class Border:
             return [self.layout.move(flat, targets)]
         return self._deal(by_piece)
 
-    def recv(self, wire: list[list[Any]]) -> tuple[jax.Array, ...]:
-        """The arrays on the target's lanes, all of which have come."""
-        return self._recv(self.layout.carrier.settle(wire))
+    def recv(self, wire: list[list[Any]]) -> Any:
+        """The arrays on the target's lanes; from another island they are to come, and
+        whoever computes with them waits, so that what stands before it goes out."""
+        if any(isinstance(x, Coming) for piece in wire for x in piece):
+            return Coming(lambda: self._recv(settled(wire)))
+        return self._recv(wire)
 
     def _deal(self, by_piece: list[tuple[Any, ...]]) -> list[list[Any]]:
         """Piece j of source lane i is the microbatch's piece ``i * num_out + j``."""

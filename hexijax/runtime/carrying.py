@@ -38,26 +38,26 @@ class Piece(NamedTuple):
 
 
 class Coming:
-    """An array that is on its way from another island, or made of such; any thread may
-    ask for it."""
+    """An array that is on its way from another island, or what is made of such, perhaps
+    several; any thread may ask for it."""
 
-    def __init__(self, made: Callable[[], jax.Array]):
+    def __init__(self, made: Callable[[], Any]):
         """``made``: waits, within the deadline of what is waited for."""
-        self._made: Callable[[], jax.Array] | None = made
-        self._value: jax.Array | None = None
+        self._made: Callable[[], Any] | None = made
+        self._value: Any = None
         self._lock = threading.Lock()
 
-    def value(self) -> jax.Array:
-        """The array, once all that it is made of has come."""
+    def value(self) -> Any:
+        """It, once all that it is made of has come."""
         with self._lock:
             if self._made is not None:
                 self._value, self._made = self._made(), None
             assert self._value is not None
             return self._value
 
-    def block_until_ready(self) -> jax.Array:
+    def block_until_ready(self) -> Any:
         """As an array's: ``jax.block_until_ready`` calls it."""
-        return self.value().block_until_ready()
+        return jax.block_until_ready(self.value())
 
 
 @runtime_checkable
@@ -115,9 +115,14 @@ class OneProcess:
 ONE_PROCESS: Carrier = OneProcess()
 
 
+def come(x: Any) -> Any:
+    """The thing itself, waited for where it is to come."""
+    return x.value() if isinstance(x, Coming) else x
+
+
 def settled(tree: Any) -> Any:
     """A tree whose arrays have all come, whatever carried them."""
-    return jax.tree.map(lambda x: x.value() if isinstance(x, Coming) else x, tree)
+    return jax.tree.map(come, tree)
 
 
 @dataclasses.dataclass
