@@ -32,8 +32,9 @@ def next_token(
 
 def adamw(peak_rate: float, steps: int) -> optax.GradientTransformation:
     """AdamW with a warm-up over a twentieth of the steps, then a cosine decay."""
+    warmup_steps = min(max(1, steps // 20), steps - 1)  # none, of a single step
     rate = optax.warmup_cosine_decay_schedule(
-        0.0, peak_rate, warmup_steps=max(1, steps // 20), decay_steps=steps
+        0.0, peak_rate, warmup_steps=warmup_steps, decay_steps=steps
     )
     return optax.adamw(rate, b2=0.95, weight_decay=0.1)
 

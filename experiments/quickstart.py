@@ -62,8 +62,9 @@ def experiment(
     def build(rngs: nnx.Rngs, dtype: str = "float32") -> Llama:
         return Llama(dataclasses.replace(config, dtype=dtype), rngs=rngs)
 
+    warmup_steps = min(max(1, steps // 20), steps - 1)  # none, of a single step
     rate = optax.warmup_cosine_decay_schedule(
-        0.0, peak_rate, warmup_steps=max(1, steps // 20), decay_steps=steps
+        0.0, peak_rate, warmup_steps=warmup_steps, decay_steps=steps
     )
     return Experiment(
         name="quickstart",

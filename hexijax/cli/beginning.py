@@ -13,6 +13,7 @@ from hexijax.errors import UserError
 from hexijax.job import saving
 from hexijax.job.clusters import regrouped
 from hexijax.job.intake import problem, trace_chain
+from hexijax.job.islands import check_left
 from hexijax.job.screen import Screen
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan
@@ -77,6 +78,8 @@ def begin(
         saved = saving.look(resumed, saving.facts(experiment))
         if anew := saving.moved_settings(saved, session.settings):
             screen.say(f"note: --set is not what the run had: {', '.join(anew)}")
+        if islands is None:  # of islands, one may have seen fewer saves
+            check_left(saved.step, experiment.steps, resumed.path)
     chain = trace_chain(experiment)
     for note in chain.notes:
         screen.say(f"note: {note}")

@@ -29,6 +29,7 @@ from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.ssh import Remote, address_of, own_address
 from hexijax.islands.wire import TOKEN, checked, joined, new_token, split_address
 from hexijax.plan import serial
+from hexijax.report.words import listed
 
 LOGS = "logs"
 """In a run's folder: a file an island."""
@@ -109,9 +110,12 @@ def _check(arguments: argparse.Namespace) -> None:
     }
     chosen = [way for way, given in ways.items() if given]
     if len(chosen) != 1:
-        said = " and ".join(chosen) or "no way"
+        many = "both" if len(chosen) == 2 else "all"
+        said = (
+            f"{listed(chosen)} were {many}" if chosen else "no way to start islands was"
+        )
         raise UserError(
-            f"launch: {said} to start islands was given. Choose one of "
+            f"launch: {said} given. Choose one of "
             f"{', '.join(ways)}: here as processes, on the hosts of a file, by Ray, or "
             "by others who are told where."
         )

@@ -67,7 +67,7 @@ def open_session(
 
         cluster = local_cluster()
     if profile := getattr(arguments, "profile", None):
-        cluster = cluster.with_profiles(profile)
+        cluster = cluster.with_profiles(profile, of_others=False)
     return Session(
         source=source, experiment=experiment, cluster=cluster, settings=values
     )

@@ -85,7 +85,7 @@ def _from_plan(file: Path, arguments: argparse.Namespace, *, own_plan: bool) -> 
     saved = serial.load(file)
     cluster = read_cluster(arguments.cluster) if arguments.cluster else saved.cluster
     if arguments.profile:
-        cluster = cluster.with_profiles(arguments.profile)
+        cluster = cluster.with_profiles(arguments.profile, of_others=False)
     if own_plan:
         checks.check(saved.plan, saved.chain, cluster)
     return Study(

@@ -47,7 +47,7 @@ def whatif(arguments: argparse.Namespace) -> int:
         rows.append(Offer(name=name, judged=found.best, usd_per_hour=usd))
     if unknown:
         notes.append(
-            f"no price is known of {listed(unknown)}; give them: --price FILE with "
+            f"no price is known of {listed(unknown)}; give it by --price FILE with "
             f"[usd_per_hour] {unknown[0]} = 1.0"
         )
     less = _without_each(rows[-1], screen, seconds, notes)

@@ -108,11 +108,27 @@ class Cluster:
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
-    def with_profiles(self, source: toml.Source) -> "Cluster":
+    def with_profiles(
+        self, source: toml.Source, *, of_others: bool = True
+    ) -> "Cluster":
         """The cluster with the figures of a profile file (or text) over its own: of
-        kinds, and of the nodes and pairs that it names."""
+        kinds, and of the nodes and pairs that it names.
+
+        Raises:
+          ClusterError: the file is none, or, unless ``of_others``, it has figures of
+            other machines alone.
+        """
         mine = {profile.kind: profile for profile in self.profiles}
         measured = load_measured(source, {**catalog.profiles(), **mine})
+        if not of_others and not measured.concerns(self.nodes):
+            there = ", ".join(sorted({node.name for node in self.nodes})[:8])
+            kinds = ", ".join(sorted({d.profile.kind for d in self.devices})[:8])
+            raise ClusterError(
+                f"The profile measured nothing of cluster {self.name}: that has "
+                f"{kinds} in {there}, and the file is of {measured.whose()}. Measure "
+                "this cluster by `hexijax profile EXPERIMENT`, or plan by data "
+                "sheets, without the file."
+            )
         return dataclasses.replace(
             self,
             profiles=tuple({**mine, **measured.kinds}.values()),

@@ -51,6 +51,29 @@ class Measured:
     links: Links
     """Between named devices and named nodes."""
 
+    others: tuple[str, ...] = ()
+    """Kinds with figures that are not known here, so are left out of ``kinds``."""
+
+    def concerns(self, nodes: tuple[Node, ...]) -> bool:
+        """Whether it has a figure of one of these nodes or of a kind they hold."""
+        kinds = {group.kind for node in nodes for group in node.devices}
+        named = {end.split("/")[0] for link in self._pairs for end in link.ends}
+        names = {node.name for node in nodes}
+        return bool(kinds & self.kinds.keys() or names & (self.nodes.keys() | named))
+
+    def whose(self) -> str:
+        """What it has figures of, for people."""
+        kinds = sorted({*self.kinds, *self.others})
+        named = [f"nodes {', '.join(sorted(self.nodes)[:8])}"] if self.nodes else []
+        return (
+            " in ".join([", ".join(kinds[:8]), *named] if kinds else named)
+            or "nothing yet"
+        )
+
+    @property
+    def _pairs(self) -> tuple[NamedLink, ...]:
+        return (*self.links.device_pairs, *self.links.node_pairs)
+
     def over(self, nodes: tuple[Node, ...], links: Links) -> dict[str, Any]:
         """Nodes and links with what was measured of them."""
         devices = {f"{node.name}/{i}" for node in nodes for i in range(node.num_slots)}
@@ -75,8 +98,10 @@ def read_measured(
 ) -> Measured:
     """The figures of a profile file over the kinds already known."""
     kinds, about = table.get("kinds", {}), table.get("measured", {})
+    others: tuple[str, ...] = ()
     if isinstance(about, Mapping) and isinstance(kinds, Mapping):
         # Kinds that another cluster declares.
+        others = tuple(k for k in kinds if k not in known and k in about)
         kinds = {k: v for k, v in kinds.items() if k in known or k not in about}
     nodes = table.get("nodes", [])
     if not isinstance(nodes, list):
@@ -93,6 +118,7 @@ def read_measured(
         kinds=read_kinds(kinds, place.at("kinds"), known),
         nodes=found,
         links=_MEASURED_LINKS.read(table.get("links", {}), place.at("links")),
+        others=others,
     )
 
 

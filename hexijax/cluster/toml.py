@@ -27,8 +27,9 @@ def load(source: Source, *, called: str) -> tuple[dict[str, Any], str, Path]:
     try:
         text = path.read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ClusterError(
-            f"{str(path)[:200]!r} cannot be read: {error}. Give the path of a TOML "
+            f"{str(path)[:200]!r} cannot be read: {why}. Give the path of a TOML "
             "file in UTF-8, from here or from the file that names it."
         ) from None
     return loads(text, source=path.name), path.name, path.parent

@@ -104,8 +104,8 @@ def missing(
     return (
         f"Layer {signature} in {dtype} at tensor degree {tensor} was asked of a "
         f"{profile.kind}, which has measured times of it at tensor degree {there} "
-        f"only. A time is never guessed from another degree: measure degree {tensor}, "
-        f"or use one of {there}."
+        f"only. A time is never guessed from another degree: let the same `hexijax "
+        f"profile` go on until it has degree {tensor}, or use a plan of degree {there}."
     )
 
 

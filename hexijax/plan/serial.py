@@ -222,7 +222,10 @@ def load(path: Path) -> SavedPlan:
     try:
         raw = path.read_bytes()
     except OSError as error:
-        raise PlanError(f"Cannot read the plan {path}: {error.strerror}.") from None
+        raise PlanError(
+            f"Cannot read the plan {path}: {error.strerror}. `hexijax plan EXPERIMENT` "
+            "writes one."
+        ) from None
     return loads(raw, source=path.name)
 
 

@@ -58,7 +58,10 @@ def read(path: Path) -> Plan:
     try:
         text = path.read_bytes().decode()
     except OSError as error:
-        raise PlanError(f"Cannot read the plan {path}: {error.strerror}.") from None
+        raise PlanError(
+            f"Cannot read the plan {path}: {error.strerror}. `hexijax plan EXPERIMENT` "
+            "writes one."
+        ) from None
     except UnicodeDecodeError as error:
         raise PlanError(
             f"The plan {path} is not UTF-8 text: byte {error.start} is "

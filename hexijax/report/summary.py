@@ -106,7 +106,8 @@ def render(report: Report, folder: str, more: Sequence[str] = ()) -> str:
         f"{_number(report['tokens_per_s'], ',.0f')} tokens/s",
         f"{_number(report['measured_step_s'], '.4g')} s a step",
     ]
-    if report["predicted_step_s"]:
+    if report["predicted_step_s"] and "prediction" not in report:
+        # The plan's own word, stale once edited by hand; ``more`` knows better.
         speed.append(f"predicted {_number(report['predicted_step_s'], '.4g')} s")
     if report["mfu"] is not None:
         speed.append(f"MFU {report['mfu']:.1%}")

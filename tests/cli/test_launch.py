@@ -128,7 +128,8 @@ def test_islands_have_the_numbers_of_one_process_and_leave_one_run(tmp_path: Pat
     ("arguments", "says"),
     [
         ([], "launch: no way to start islands was given. Choose one of --local, --ssh"),
-        (["--local", "--serve"], "launch: --local and --serve to start islands"),
+        (["--local", "--serve"], "launch: --local and --serve were both given. Cho"),
+        (["--local", "--serve", "--ray", "auto"], "--ray and --serve were all given"),
         (["--local", "--elastic", "--no-save"], "--elastic and --no-save were both"),
         (["--local", "--neighbour-every", "2"], "launch --neighbour-every 2: copies"),
         (["--local", "--elastic", "a"], "launch --elastic a: names of nodes are for"),

@@ -91,5 +91,7 @@ def test_the_summary_is_a_few_lines():
         "  memory  at most 1.00 GiB (b/0)",
         "  folder  runs/quickstart-001",
     ]
+    judged = report | {"prediction": {"predicted_step_s": 0.21}}
+    assert "predicted" not in render(judged, "x"), "said once, by the lines that follow"
     report = report | {"steps": 0, "status": "interrupted"}
     assert "interrupted before the first step" in render(report, "x")

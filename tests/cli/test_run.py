@@ -121,10 +121,17 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path: Path, capsys)
     assert (report["steps"], report["skipped_steps"]) == (5, 0)
 
     capsys.readouterr()
+    assert run(tmp_path, *half, "--resume", "--set", "steps=5") == 2
+    early = capsys.readouterr()
+    assert "has done 5 steps already and 5 were asked for" in early.err
+    assert "replica 0" not in early.out, "nothing was traced or planned for it"
     for arguments, says in [
         (["--set", "steps=2"], "has done 5 steps already and 2 were asked for"),
         (["--set", "seed=1"], "its seed is 0, this run's is 1"),
-        (["--set", "width=16"], "another model or optimizer. The first difference is"),
+        (
+            ["--set", "width=16", "--set", "steps=9"],
+            "another model or optimizer. The first difference is",
+        ),
     ]:
         assert run(tmp_path, *half, "--resume", *arguments) == 2
         assert says in capsys.readouterr().err
@@ -222,7 +229,7 @@ CLUSTER = (ROOT / "experiments/clusters/quickstart.toml").read_text()
         (["--cluster", "none.toml"], "There is no cluster file none.toml"),
         (["--cluster", "{unknown}"], "cpu-fats"),
         (["--cluster", "{missing}"], "host_memory_gib"),
-        (["--plan", "none.txt"], "Cannot read the plan none.txt"),
+        (["--plan", "none.txt"], "No such file or directory. `hexijax plan EXP"),
         (["--plan", "{other}"], "hold 3 layers and tiny has 4"),
         (["--resume"], "0 runs named 'tiny' are in"),
     ],

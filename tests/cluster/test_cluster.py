@@ -183,6 +183,36 @@ link = {{ latency_us = 1, bandwidth_gb_per_s = 1 }}
         plain.with_profiles(f'{nameless}name = "a"\nhost_cores = 2\n')
 
 
+def test_a_profile_of_other_machines_alone_is_refused_where_one_is_asked_for():
+    plain = Cluster.from_toml(SMALL)
+    names = [node.name for node in plain.nodes]
+    elsewhere = (
+        'format = 1\n[measured]\nodd = { card = "odd" }\n[kinds.odd]\nvendor = "cpu"\n'
+        '[[nodes]]\nname = "elsewhere"\nhost_link_gb_per_s = 1\n'
+    )
+    assert plain.with_profiles(elsewhere) == plain
+    with pytest.raises(ClusterError) as error:
+        plain.with_profiles(elsewhere, of_others=False)
+    kinds = ", ".join(sorted({device.profile.kind for device in plain.devices}))
+    assert str(error.value) == (
+        f"The profile measured nothing of cluster small: that has {kinds} in "
+        f"{', '.join(sorted(names))}, and the file is of odd in nodes elsewhere. "
+        "Measure this cluster by `hexijax profile EXPERIMENT`, or plan by data sheets, "
+        "without the file."
+    )
+    with pytest.raises(ClusterError, match="and the file is of nothing yet"):
+        plain.with_profiles("format = 1\n", of_others=False)
+    of_a_node = elsewhere.replace("elsewhere", names[0])
+    pair = (
+        f'format = 1\n[[links.node_pairs]]\nbetween = ["{names[0]}", "{names[1]}"]\n'
+        "link = { latency_us = 1, bandwidth_gb_per_s = 1 }\n"
+    )
+    of_a_kind = "format = 1\n[kinds.t4-16g]\ntdp_w = 60\n"
+    for text in (of_a_node, pair, of_a_kind):
+        told = plain.with_profiles(text, of_others=False)
+        assert told == plain.with_profiles(text) != plain
+
+
 def test_a_profile_file_overrules_single_figures(tmp_path: Path):
     profile = tmp_path / "measured.toml"
     profile.write_text(

@@ -179,9 +179,8 @@ def message(text: str) -> str:
         (
             'format = 1\nname = "small"\n',
             'format = 1\nname = "small"\nprofile = "nowhere.toml"\n',
-            "'nowhere.toml' cannot be read: [Errno 2] No such file or directory: "
-            "'nowhere.toml'. Give the path of a TOML file in UTF-8, from here or from "
-            "the file that names it.",
+            "'nowhere.toml' cannot be read: No such file or directory. Give the path "
+            "of a TOML file in UTF-8, from here or from the file that names it.",
         ),
         (
             "[kinds.tiny]",

@@ -54,7 +54,8 @@ def test_a_degree_that_was_not_measured_is_refused_by_name():
     assert str(error.value) == (
         f"Layer {SIGNATURE} in float32 at tensor degree 4 was asked of a {kind.kind}, "
         "which has measured times of it at tensor degree 2 only. A time is never "
-        "guessed from another degree: measure degree 4, or use one of 2."
+        "guessed from another degree: let the same `hexijax profile` go on until "
+        "it has degree 4, or use a plan of degree 2."
     )
 
 

@@ -69,7 +69,8 @@ def test_a_tensor_degree_that_was_not_measured_is_refused_by_name():
     assert str(caught.value) == (
         "Layer weight 1 in float32 at tensor degree 2 was asked of a card, which has "
         "measured times of it at tensor degree 1 only. A time is never guessed from "
-        "another degree: measure degree 2, or use one of 1."
+        "another degree: let the same `hexijax profile` go on until "
+        "it has degree 2, or use a plan of degree 1."
     )
 
 
