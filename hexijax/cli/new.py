@@ -5,6 +5,7 @@ DIR -> experiment.py, model.py, cluster.toml, tests/, pyproject.toml, README.md
 
 import argparse
 import re
+import shlex
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,7 +24,7 @@ def new(arguments: argparse.Namespace) -> int:
     written = write_project(folder)
     print("\n".join(str(path) for path in written))
     print(
-        f"\nIt runs: cd {folder}; hexijax run experiment.py; pytest\n"
+        f"\nIt runs: cd {shlex.quote(str(folder))}; hexijax run experiment.py; pytest\n"
         "Then write your cards into cluster.toml and your model into model.py."
     )
     return 0

@@ -63,8 +63,9 @@ def assign(
         if len(pools[name]) < len(devices):
             raise UserError(
                 f"Cluster {cluster.name!r} has {len(devices)} {name} devices; JAX sees "
-                f"{len(pools[name])} of them here. Use --emulate to let forced CPU "
-                "devices stand in, or a cluster file of what this machine has."
+                f"{len(pools[name])} of them here. Give a cluster file of what this "
+                "machine has, or let forced CPU devices stand in: `run --emulate` "
+                "or a Trainer's emulate=True."
             )
     chosen = {d.name: x for d, x in zip(wanted[CPU], pools[CPU], strict=False)}
     if not emulate:

@@ -26,6 +26,7 @@ def test_a_new_project_runs_at_once(
     }
     shown = capsys.readouterr().out
     assert all(str(folder / file) in shown for file in files)
+    assert f"It runs: cd '{folder}'; " in shown, "a shell takes it as one word"
     texts = [(folder / file).read_text() for file in files]
     assert not [text for text in texts if "@name@" in text]
     assert 'name = "my-model-2"' in (folder / "pyproject.toml").read_text()

@@ -168,6 +168,23 @@ def test_what_is_missing_is_measured_and_the_budget_is_kept(tmp_path: Path, caps
     assert "measurements are missing" not in said.out.splitlines()[-1]
 
 
+def test_cards_that_are_not_here_are_refused_with_what_profile_can_do(
+    tmp_path: Path, capsys
+):
+    (tmp_path / "two.toml").write_text(
+        'format = 1\nname = "lab"\n[[nodes]]\nname = "box"\nhost_memory_gib = 16\n'
+        "host_cores = 4\nlink = { latency_us = 15, bandwidth_gb_per_s = 12 }\n"
+        'devices = [{ kind = "rtx4090-24g", count = 2 }]\n'
+    )
+    assert profile(tmp_path, "--sizes", "1") == 2
+    assert capsys.readouterr().err == (
+        "Error: Cluster 'lab' has 2 accelerator devices; JAX sees 0 of them here. Give "
+        "a cluster file of what this machine has, or let forced CPU devices stand in: "
+        "`run --emulate` or a Trainer's emulate=True.\n"
+    )
+    assert not (tmp_path / "p.toml").exists()
+
+
 def test_another_jax_is_measured_anew(folder: Path, tmp_path: Path, capsys):
     (tmp_path / "two.toml").write_text(CLUSTER)
     document = (folder / "p.toml").read_text()
