@@ -3,9 +3,9 @@
 Run:     hexijax run experiments/quickstart.py
          --set data=PATH takes your own text files, or tokens in a .npy file
 Needs:   eight forced CPU devices, which the cluster file declares as two kinds: no GPU,
-         no download, 2 cores, 3 minutes
-Expect:  a loss near 2.07 nats a byte after 160 steps (bigrams of this text give 2.43);
-         measured with JAX 0.10.2 on 2 cores: 170 s of processor time in all
+         no download, 2 cores, 2 minutes
+Expect:  a loss near 2.06 nats a byte after 160 steps (bigrams of this text give 2.43);
+         measured with JAX 0.10.2 on 2 cores: 142 s of processor time in all
 
 The plan beside this file is uneven in every way at once: a replica of three stages
 without and one of two stages with tensor parallelism, other layers in each stage, and

@@ -61,7 +61,7 @@ def profile(arguments: argparse.Namespace) -> int:
         sizes=tuple(arguments.sizes or usual_sizes(session.experiment)),
     )
     left = _measure(bench.pieces(), arguments.seconds, screen)
-    _conclude(arguments, left)
+    _conclude(arguments, left, own_plan=bool(session.experiment.plan))
     return 0
 
 
@@ -94,8 +94,9 @@ def _measure(pieces: Sequence[Piece], budget_s: float, screen: Searching) -> int
     return sum(not piece.done() for piece in pieces)
 
 
-def _conclude(arguments: argparse.Namespace, left: int) -> None:
-    """What is there now, and what to do with it."""
+def _conclude(arguments: argparse.Namespace, left: int, *, own_plan: bool) -> None:
+    """What is there now, and what to do with it; ``own_plan``: the experiment has one,
+    which may use what is missing."""
     print(f"{arguments.out} holds what was measured. Plans use it with")
     print(f"    hexijax plan {arguments.experiment} --profile {arguments.out}")
     print(
@@ -108,6 +109,11 @@ def _conclude(arguments: argparse.Namespace, left: int) -> None:
             f"--seconds {arguments.seconds:g}. Tensor degrees without times are left "
             "out of plans."
         )
+        if own_plan:
+            print(
+                "The experiment's own plan is refused where it needs one of those: "
+                "--set plan= has the planner make another."
+            )
 
 
 def _part(cluster: Cluster, node: str | None) -> Cluster:

@@ -155,7 +155,9 @@ def test_a_plan_reads_it_and_says_what_it_used(folder: Path, tmp_path: Path, cap
 def test_what_is_missing_is_measured_and_the_budget_is_kept(tmp_path: Path, capsys):
     (tmp_path / "two.toml").write_text(ONE)
     assert profile(tmp_path, "--sizes", "1", "--seconds", "1e-9") == 0
-    assert "measurements are missing; the same command again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "measurements are missing; the same command again" in said
+    assert "--set plan= has the planner make another." in said
     assert "kinds" not in read(tmp_path)
     assert profile(tmp_path, "--sizes", "1", "--seconds", "4") == 0
     part = read(tmp_path)
