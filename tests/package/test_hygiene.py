@@ -1,5 +1,6 @@
 """The repository stands for itself: nothing in it points at one machine."""
 
+import collections
 import re
 import shutil
 import subprocess
@@ -47,3 +48,9 @@ def test_constraints_are_versions_only():
         assert not line or re.fullmatch(
             r"#.*|[\w.-]+==[\w.]+( ; python_version (<|>=) \"3\.12\")?", line
         )
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest takes one of them for the other."""
+    names = collections.Counter(p.name for p in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
