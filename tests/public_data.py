@@ -8,6 +8,6 @@ import pytest
 FOLDER = Path(os.environ.get("HEXIJAX_DATA", ""))
 
 needs_public_data = pytest.mark.skipif(
-    "HEXIJAX_DATA" not in os.environ,
+    not os.environ.get("HEXIJAX_DATA"),
     reason="HEXIJAX_DATA is unset: it names the folder of public measurements",
 )

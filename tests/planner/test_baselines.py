@@ -131,7 +131,7 @@ IMITATES = {
     "flashflex": "hexiscale-style",
     "amp": "megatron-style",
 }
-CASES = published_cases(FOLDER) if "HEXIJAX_DATA" in os.environ else ()
+CASES = published_cases(FOLDER) if os.environ.get("HEXIJAX_DATA") else ()
 QUICK = ("4+12_metis",)
 
 

@@ -17,7 +17,7 @@ from hexijax.published.cephalo import GoldenCase, golden_cases
 from tests.plan.examples import make_chain, make_cluster, make_kind
 from tests.public_data import FOLDER, needs_public_data
 
-CASES = golden_cases(FOLDER) if "HEXIJAX_DATA" in os.environ else ()
+CASES = golden_cases(FOLDER) if os.environ.get("HEXIJAX_DATA") else ()
 
 
 def brute_force(batch_size: int, replicas: list[list[BatchOption]]) -> float:
