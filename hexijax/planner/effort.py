@@ -1,11 +1,12 @@
 """How much a search tries: counted, never timed, so that equal input gives equal plans.
 
-number of devices -> Effort ; Plan -> about how many instructions it costs to play
+Cluster -> Effort ; Plan -> about how many instructions it costs to play
 """
 
 import dataclasses
 import math
 
+from hexijax.cluster import Cluster
 from hexijax.plan.plan import Plan, Schedule
 from hexijax.simulator.cycles import WORTH, passes_repeat
 
@@ -27,7 +28,7 @@ STAGE_INSTRUCTIONS = 25
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How much is tried, counted; by the number of devices."""
+    """How much is tried, counted; by the number of devices and kinds."""
 
     scored: int
     """Layouts by formula."""
@@ -61,8 +62,11 @@ class Effort:
     something fits already."""
 
     @classmethod
-    def of(cls, num_devices: int) -> "Effort":
-        """What takes under a second up to 16 devices, and seconds for hundreds."""
+    def of(cls, cluster: Cluster) -> "Effort":
+        """What takes under a second up to 16 devices, and seconds for hundreds; of
+        three kinds or more, which fit together in more ways, half a minute."""
+        num_devices = len(cluster.devices)
+        num_kinds = len({device.kind for device in cluster.devices})
         if num_devices <= FEW:
             return cls(
                 scored=20_000,
@@ -76,6 +80,8 @@ class Effort:
             )
         if num_devices <= 16:
             return cls(scored=150, played=7_000, refined=5_000, remade=7_000)
+        if num_devices <= 128 and num_kinds > 2:
+            return cls(scored=400, played=30_000, refined=20_000, remade=24_000)
         if num_devices <= 128:
             return cls(scored=100, played=3_000, refined=3_000, remade=8_000)
         if num_devices <= 1024:

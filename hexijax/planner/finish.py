@@ -84,7 +84,7 @@ class Finisher:
         self.finished = Finished(
             chain, cluster, options, progress=progress, check_time=check_time
         )
-        self._effort = Effort.of(len(cluster.devices))
+        self._effort = Effort.of(cluster)
         few = len(cluster.devices) <= FEW
         self._within = IMPROVED_WITHIN if few else PLAYED_WITHIN
         self._tried: set[Plan] = set()

@@ -168,7 +168,7 @@ class _Search:
             progress=self._progress,
             check_time=self._check_time,
         )
-        self._effort = Effort.of(len(cluster.devices))
+        self._effort = Effort.of(cluster)
         self._scored: dict[Layout, Scored] = {}
         self._refused: list[Layout] = []
         self._least, self._tried = math.inf, 0

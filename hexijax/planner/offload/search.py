@@ -67,7 +67,7 @@ class Offloading:
     ) -> None:
         """``add`` simulates a plan and tells its cost; None: it does not fit."""
         self._options, self._judge = options, judge
-        self._effort = Effort.of(len(cluster.devices))
+        self._effort = Effort.of(cluster)
         self._add, self._check_time = add, check_time
         self._placer = Placer(chain, cluster, options, judge)
         asked = options.schedule
