@@ -1,16 +1,22 @@
-"""Islands on real cards: right, as fast as one process, by which paths, on slow links.
+"""Islands on real cards: right, as fast as one process, by which paths, on slow links,
+beside a slower card.
 
 Run:     python -m experiments.bench_islands --out FOLDER
          (--small, to see that it works, takes CPU devices: two minutes on two cores)
-Needs:   two Hopper cards of one host; with one, what takes two is left out; 7 minutes
+Needs:   two Hopper cards of one host; with one, what takes two is left out; 9 minutes;
+         for ``slow`` NVIDIA MPS and CuPy
 Expect:  docs/performance.md
 
 Islands are started as ``hexijax launch`` starts them, and meet at its rendezvous. A
 slow link is our sender held to a rate; the step on it is predicted from layers and
 latencies that were timed on the same card. Plans are written here, none is searched.
+For ``slow`` multiprocessors of the second card are held by another program; it comes
+last, so that nothing else meets what that leaves behind.
 """
 
 import argparse
+import contextlib
+import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benching import Bench
+from experiments.emulated.slowing import holding, mps
 from experiments.islanded import settings
+from experiments.islanded.table import ALONE, APART, section
 from hexijax.cluster import Cluster
 from hexijax.islands.launcher import Launcher
 from hexijax.islands.processes import Started
@@ -28,7 +36,9 @@ from hexijax.job.intake import trace_chain, training_facts
 from hexijax.planner import PlanOptions
 from hexijax.simulator import predict
 
-PARTS = ("mixed", "paths", "pipeline", "profile", "limited")
+PARTS = ("mixed", "paths", "pipeline", "profile", "limited", "slow")
+"""In the order in which they run."""
+
 RATES = (1.25e9, 0.125e9)
 """Bytes a second of slow links: 10 and 1 Gbit/s."""
 
@@ -102,7 +112,7 @@ class IslandsBench(Bench):
 
 
 def bench_all(bench: IslandsBench, parts: Sequence[str]) -> None:
-    """The parts asked for, small ones first."""
+    """The parts asked for."""
     found = bench.found
 
     def look() -> None:
@@ -121,9 +131,11 @@ def bench_all(bench: IslandsBench, parts: Sequence[str]) -> None:
         "pipeline": pipeline,
         "profile": profile,
         "limited": limited,
+        "slow": slow,
     }
-    for part in parts:
-        todo[part](bench)
+    for part in PARTS:
+        if part in parts:
+            todo[part](bench)
 
 
 def mixed(bench: IslandsBench) -> None:
@@ -177,23 +189,23 @@ def apart(bench: IslandsBench) -> dict[str, tuple[int, ...]]:
 
 def pipeline(bench: IslandsBench) -> None:
     """One plan, in one process and in two islands."""
-    cluster = settings.cluster(bench.kind)
-    found = bench.found.setdefault("pipeline", {})
-    if bench.cards < 2:
-        return
+    if bench.cards > 1:
+        both(bench, "pipeline", settings.cluster(bench.kind))
+
+
+def both(bench: IslandsBench, part: str, cluster: Cluster, **given: Any) -> None:
+    """Both ways of that plan, one after the other."""
+    found = bench.found.setdefault(part, {})
+    given |= {"small": bench.small}
 
     def alone() -> None:
-        found["one process"] = bench.alone(
-            "pipeline", cluster, (0, 1), small=bench.small
-        )
+        found[ALONE] = bench.alone("pipeline", cluster, (0, 1), **given)
 
     def islands() -> None:
-        found["islands"] = bench.together(
-            "pipeline", cluster, apart(bench), small=bench.small
-        )
+        found[APART] = bench.together("pipeline", cluster, apart(bench), **given)
 
-    bench.part("pipeline in one process", alone)
-    bench.part("pipeline in islands", islands)
+    bench.part(f"{part} in one process", alone)
+    bench.part(f"{part} in islands", islands)
 
 
 def profile(bench: IslandsBench) -> None:
@@ -233,6 +245,42 @@ def limited(bench: IslandsBench) -> None:
         bench.part(f"limited to {rate / 1e9:g} GB/s", run)
 
 
+def slow(bench: IslandsBench) -> None:
+    """The pipeline beside a card that is made slower, in one process and in islands."""
+    if bench.cards < 2:
+        return
+    found: dict[str, Any] = bench.found.setdefault("slow", {})
+
+    def check(when: str) -> None:
+        result = bench.work / f"products_{when}.json"
+        size = ("--setting", "small" if bench.small else "pair")
+        command = bench.python("experiments.emulated.checking", result, *size)
+        bench.start(f"products {when}", (0, 1), *command).wait(MOST_S)
+        found[when] = json.loads(result.read_text())
+
+    with contextlib.ExitStack() as stack:
+
+        def hold() -> None:
+            environment = stack.enter_context(mps(bench.work))
+            if not environment:
+                raise RuntimeError("no MPS: programs would take turns on the card")
+            bench.environment = dict(environment)
+            whole = dataclasses.replace(settings.SLOW.hold, keep_gib=None)
+            seconds = bench.left_s + 30
+            said = stack.enter_context(holding((whole,), environment, seconds))
+            found.update(said=said, held=whole.multiprocessors)
+
+        if bench.small:
+            found["held"] = 0
+        else:
+            bench.part("slow", hold)
+        if "held" not in found:
+            return
+        bench.part("slow, products before", lambda: check("before"))
+        both(bench, "slow", settings.cluster(bench.kind, slow=True), slow=True)
+        bench.part("slow, products after", lambda: check("after"))
+
+
 def predicted_s(bench: IslandsBench, rate: float) -> float:
     """Of the pipeline's step over a link of that rate."""
     setting = settings.small() if bench.small else settings.large()
@@ -262,8 +310,6 @@ def latency_s(bench: IslandsBench) -> float:
 
 def say(rows: Mapping[str, Any]) -> str:
     """A few words for whoever waits."""
-    from experiments.islanded.table import section
-
     return "\n".join(section(rows["islands"]))
 
 
@@ -271,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--seconds", type=float, default=405.0, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=520.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_islands"))
     args = parser.parse_args()
     words = "" if tuple(args.parts) == PARTS else f" --parts {' '.join(args.parts)}"

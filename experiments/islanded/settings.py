@@ -11,6 +11,7 @@ import optax
 from experiments import llama_1b
 from experiments.bench_mixed import remembering
 from experiments.common import next_token
+from experiments.emulated.cards import PAIR
 from hexijax.cluster import Cluster
 from hexijax.data import RandomTokens
 from hexijax.experiment import Experiment
@@ -29,6 +30,9 @@ host_link_gb_per_s = 50
 source = "declared"
 """
 
+SLOW = next(card for card in PAIR.cards if card.hold.multiprocessors)
+"""The second card, where cards are made unlike."""
+
 MIXED_STEPS = 20
 MIXED_ON_CPU = 2
 """Layers of the small Llama that the CPU holds."""
@@ -43,6 +47,9 @@ class Setting:
 
     first: int
     """Layers of the first stage; the head costs as much as a block and a third."""
+
+    first_beside_slow: int
+    """The same where the second card is ``SLOW``: both stages take as long again."""
 
     microbatch: int
     """Sequences."""
@@ -69,7 +76,12 @@ def small() -> Setting:
         tokens_per_sample=32,
     )
     return Setting(
-        experiment=made, first=3, microbatch=4, steps=3, sizes=(4096, 2**20, 2**24)
+        experiment=made,
+        first=3,
+        first_beside_slow=4,
+        microbatch=4,
+        steps=3,
+        sizes=(4096, 2**20, 2**24),
     )
 
 
@@ -77,13 +89,21 @@ def large() -> Setting:
     """Llama of 1.35 B, 64 sequences a step."""
     made = dataclasses.replace(llama_1b.experiment(), batch_size=64)
     sizes = (4096, 2**20, 2**24, 2**26, 2**28)
-    return Setting(experiment=made, first=14, microbatch=4, steps=6, sizes=sizes)
+    return Setting(
+        experiment=made,
+        first=14,
+        first_beside_slow=17,
+        microbatch=4,
+        steps=6,
+        sizes=sizes,
+    )
 
 
 def cluster(
     kind: str,
     second: str | None = None,
     *,
+    slow: bool = False,
     gb_per_s: float = 4.0,
     latency_us: float = 200.0,
     rows: tuple[Any, ...] = (),
@@ -93,11 +113,15 @@ def cluster(
     Args:
         kind: of the first device.
         second: of the other; None: the same.
+        slow: the other is a ``SLOW`` one of ``kind``.
         gb_per_s: between them.
         latency_us: between them.
         rows: ``layer_times`` of ``kind``.
     """
     declared = CPU if CPU_KIND in (kind, second) else ""
+    if slow:
+        second = f"{SLOW.kind}-{kind}"
+        declared += f'[kinds.{second}]\nbase = "{kind}"\nspeed = {SLOW.speed}\n'
     made = Cluster.from_toml(
         f"""\
 format = 1
@@ -126,10 +150,12 @@ between_nodes = {{ latency_us = {latency_us}, bandwidth_gb_per_s = {gb_per_s} }}
     return dataclasses.replace(made, profiles=profiles)
 
 
-def pipeline(setting: Setting, chain: Chain) -> Plan:
-    """Two stages, microbatches of the second on their way while the first computes."""
+def pipeline(setting: Setting, chain: Chain, *, slow: bool = False) -> Plan:
+    """Two stages, microbatches of the second on their way while the first computes;
+    ``slow``: the second card is."""
     layers, experiment = len(chain.layers), setting.experiment
-    cuts = ((0, setting.first), (setting.first, layers))
+    first = setting.first_beside_slow if slow else setting.first
+    cuts = ((0, first), (first, layers))
     stages = tuple(
         Stage(
             devices=(f"{node}/0",),

@@ -4,6 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.emulated.table import Figure
+from experiments.islanded.settings import SLOW
+
+ALONE, APART = "one process", "islands"
+"""How a plan ran."""
 
 ABOUT_MIXED = """\
 Two islands: a card, which has the first layers, and the CPU, which has the last two. A
@@ -14,6 +18,12 @@ is 1e-5 of its norm plus 1e-7 of the global norm."""
 ABOUT_PIPELINE = """\
 The model in two stages, 16 microbatches of 4 sequences, eager 1F1B: the same plan in
 one process that drives both cards, and in two islands with a card each."""
+
+ABOUT_SLOW = """\
+The same on unlike cards: multiprocessors of the second were held by another program
+under NVIDIA MPS (`experiments/peers/slow_card.py`), and the plan gives it fewer layers.
+One process and islands ran one after the other while it was held, the products of both
+cards were timed before and after."""
 
 ABOUT_LIMITED = """\
 The same with our sender held to a rate. The step is predicted from layers, the update
@@ -34,11 +44,13 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
         worst = mixed["one"]["worst_error_over_limit"]
         name = "islands of a card and the CPU: worst gradient error over its limit"
         yield Figure(name, worst, 1, at_most=True)
-    pipeline = found.get("pipeline", {})
-    if {"one process", "islands"} <= pipeline.keys():
-        alone, apart = pipeline["one process"], pipeline["islands"]["one"]
-        ratio = apart["tokens_per_s"] / alone["tokens_per_s"]
-        yield Figure("islands of a card each: part of one process's rate", ratio, 0.9)
+    unlike = f"islands of a card each, 1 : {SLOW.speed}"
+    for part, name in (("pipeline", "islands of a card each"), ("slow", unlike)):
+        runs = found.get(part, {})
+        if {ALONE, APART} <= runs.keys():
+            alone, apart = runs[ALONE], runs[APART]["one"]
+            ratio = apart["tokens_per_s"] / alone["tokens_per_s"]
+            yield Figure(f"{name}: part of one process's rate", ratio, 0.9)
     for rate, row in found.get("limited", {}).items():
         off = abs(row["predicted_s"] / row["step_s"] - 1)
         name = f"islands, {rate} GB/s apart: predicted step off by"
@@ -47,7 +59,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
     """Everything there is to show."""
-    parts = (_mixed, _pipeline, _limited, _paths)
+    parts = (_mixed, _pipeline, _slow, _limited, _paths)
     shown = [lines for part in parts if (lines := "\n".join(part(found)))]
     if failed := found.get("failed"):
         shown.append(f"What was to be measured too and failed: {', '.join(failed)}.")
@@ -69,14 +81,37 @@ def _mixed(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _pipeline(found: Mapping[str, Any]) -> Iterator[str]:
-    pipeline = found.get("pipeline", {})
-    rows = {
-        name: row.get("one", row) for name, row in pipeline.items() if row is not None
-    }
-    if not rows:
+    if rows := _rows(found.get("pipeline", {})):
+        yield ABOUT_PIPELINE
+        yield ""
+        yield from _rates(rows)
+
+
+def _slow(found: Mapping[str, Any]) -> Iterator[str]:
+    slow = found.get("slow", {})
+    if not (rows := _rows(slow)):
         return
-    yield ABOUT_PIPELINE
+    yield ABOUT_SLOW
     yield ""
+    yield from _rates(rows)
+    checks = {when: slow[when] for when in ("before", "after") if when in slow}
+    if checks:
+        yield ""
+        yield f"| held: {slow['held']} of 132 multiprocessors | first card | second |"
+        yield "|---|---|---|"
+    for when, check in checks.items():
+        first, second = (x / 1e12 for x in check["product_flops_per_s"])
+        yield f"| products {when} | {first:.0f} TFLOP/s | {second:.0f} TFLOP/s |"
+
+
+def _rows(runs: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Those that ended; of islands what the first saw."""
+    return {
+        how: runs[how].get("one", runs[how]) for how in (ALONE, APART) if how in runs
+    }
+
+
+def _rates(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield "| | tokens/s | step, median | least | most |"
     yield "|---|---|---|---|---|"
     for name, row in rows.items():

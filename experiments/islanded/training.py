@@ -24,12 +24,12 @@ FIRST = "one/0"
 
 
 def pipeline(
-    here: Here, *, small: bool, bytes_per_s: float | None = None
+    here: Here, *, small: bool, slow: bool = False, bytes_per_s: float | None = None
 ) -> dict[str, Any]:
     """Seconds a step of the two-stage pipeline."""
     setting = settings.small() if small else settings.large()
     chain = trace_chain(setting.experiment)
-    plan = settings.pipeline(setting, chain)
+    plan = settings.pipeline(setting, chain, slow=slow)
     began = time.perf_counter()
     channel = here.channel(bytes_per_s=bytes_per_s)
     made = make_machine(
