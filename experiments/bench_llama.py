@@ -154,12 +154,14 @@ def batches(size: Size, samples: int) -> Callable[[], np.ndarray]:
     return lambda: rng.integers(0, size.config.vocab_size, shape).astype(np.int32)
 
 
-def measure(step: Callable[[int], Callable[[], Any]], steps: int) -> dict[str, float]:
+def measure(
+    step: Callable[[int], Callable[[], Any]], steps: int, *, warm: int = 2
+) -> dict[str, float]:
     """Seconds between the ends of consecutive steps, each dispatched one ahead.
 
-    ``step`` dispatches and returns what waits for it.
+    ``step`` dispatches and returns what waits for it; ``warm`` steps go before.
     """
-    for i in range(2):
+    for i in range(warm):
         step(i)()
     ends: list[float] = []
     waiting: list[Callable[[], Any]] = []

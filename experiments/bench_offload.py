@@ -1,19 +1,25 @@
 """Models that do not fit: steps on one card under caps, beside what was predicted.
 
-Run:     XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=110 python -m experiments.bench_offload
-         --parts profile llama --out FOLDER
+Run:     python -m experiments.bench_offload --parts profile llama --out FOLDER
          (--small, to see that it works, takes a CPU device)
 Needs:   one Hopper card, 128 GB of host memory; a part takes two to five minutes
 Expect:  docs/performance.md
 
 ``profile`` is measured first and read by every other part: rates of the host link and
 of updates, times of layers. A plan is found from them; nothing of it is measured twice.
+``--profile`` takes an earlier run's, or the file that ``hexijax profile`` has written.
 With ``--plans FOLDER`` plans are kept there, and ``--plan-only`` runs none of them: a
 machine with cards then needs no search (--profile, --plans).
+
+A GPT's part is ours under every cap, then other systems under the largest:
+``gpt-4B:ours`` and ``gpt-4B:stronghold-like`` are parts of it, each a process of its
+own, since what one has pinned it keeps.
 """
 
 import argparse
 import json
+import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +27,11 @@ from typing import Any
 from experiments.benching import Bench
 from experiments.emulated import predicting
 from experiments.offloaded import cells, plans
+from experiments.offloaded.measured import of_file
 from experiments.offloaded.summary import summary
 from hexijax.cluster import Cluster
+from hexijax.costs.hosts import LIMIT_VARIABLE, host_bytes
+from hexijax.costs.memory import plan_memory
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.job.intake import trace_chain
@@ -41,6 +50,11 @@ LLAMAS = ("llama-24", "llama-12", "llama-16")
 
 GPTS = ("gpt-2B", "gpt-4B", "gpt-6B")
 """Parts of their own: under the largest cap."""
+
+OURS = "ours"
+
+PINNED, PASSING_GIB = 1.1, 4
+"""Of what a plan pins, what XLA may, since its pool has gaps; and room for copies."""
 
 CAPS = (12, 24, 40, 80)
 """GiB, the least first: peaks are counted from a process's start."""
@@ -145,16 +159,27 @@ class Cell:
         with a norm to clip at, which is never reached."""
         bench = self.bench
         rows: dict[str, dict[str, Any]] = {}
-        result = bench.work / f"{self.model}_{len(bench.found.get('runs', {}))}.json"
+        ran = len([*bench.work.glob(f"{self.model}_*.cluster.json")])
+        result = bench.work / f"{self.model}_{ran}.json"
         arguments: list[str] = []
         for name, (plan, cap_gib) in made.items():
             cluster = self.cluster(cap_gib)
             row: dict[str, Any] = {"plan": text.render(plan), "cap_gib": cap_gib}
             rules = StepRules(clip=name in clipped)
-            rows[name] = row | predicting.predicted(plan, self.chain, cluster, rules)
+            row |= predicting.predicted(plan, self.chain, cluster, rules)
+            memory = plan_memory(plan, self.chain, cluster)
+            rows[name] = row | {"promised_host_bytes": host_bytes(memory, cluster)}
             file = result.with_name(f"{result.stem}_{len(arguments)}.plan.txt")
             file.write_text(text.render(plan))
             arguments.append(f"{name}={file}")
+        # The pool of pinned memory doubles while it may, needed or not.
+        most = max(
+            plans.pinned_bytes(plan, self.chain, self.cluster(cap_gib))
+            for plan, cap_gib in made.values()
+        )
+        bench.environment[LIMIT_VARIABLE] = str(
+            math.ceil(most * PINNED / 2**30) + PASSING_GIB
+        )
         whole = result.with_suffix(".cluster.json")
         whole.write_text(json.dumps(self.cluster(max(CAPS)).to_json()))
         bench.found.setdefault("runs", {}).setdefault(self.model, {}).update(rows)
@@ -167,7 +192,7 @@ class Cell:
             *("--trace", *traced, "--clipped", *clipped),
         )
         try:
-            bench.start(f"{self.model} {len(arguments)}", [0], *command).wait(most_s)
+            bench.start(f"{self.model} {ran}", [0], *command).wait(most_s)
         finally:
             if result.exists():
                 for name, row in json.loads(result.read_text()).items():
@@ -228,16 +253,18 @@ def losses(bench: OffloadBench, model: str, cap_gib: float, size: int) -> None:
     cell.run(made, steps=10)
 
 
-def systems(bench: OffloadBench, model: str, caps: Sequence[float]) -> None:
-    """Ours under caps, beside what other systems would place under the largest; all as
+def gpt(bench: OffloadBench, model: str, caps: Sequence[float], whose: str) -> None:
+    """Ours under caps, or what another system would place under the largest; both as
     our Programs."""
     cell, most = Cell(bench, model), max(caps)
-    made = {f"ours, {cap:g} GiB": (cell.ours(cap), cap) for cap in caps}
-    for name in offload_baselines():
-        plan = cell.system(name, most)
-        if plan:
-            made[name] = plan, most
-    cell.run(made, steps=3, clipped=LATE_UPDATES)
+    made: dict[str, tuple[Plan, float]] = {}
+    if whose == OURS:
+        made = {f"{OURS}, {cap:g} GiB": (cell.ours(cap), cap) for cap in caps}
+    elif plan := cell.system(whose, most):
+        made = {whose: (plan, most)}
+    if not made:
+        raise UserError(f"Nothing of the form of {whose} fits.")
+    cell.run(made, steps=3, clipped=[n for n in made if n in LATE_UPDATES])
 
 
 def peers(bench: Bench, commands: Sequence[str]) -> None:
@@ -254,7 +281,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["profile", "llama"])
     parser.add_argument("--layers", nargs="*", default=LAYERS)
     parser.add_argument("--caps", nargs="+", type=float, default=CAPS)
-    parser.add_argument("--profile", type=Path, help="of an earlier run")
+    parser.add_argument("--profile", type=Path, help="measured before")
     parser.add_argument("--plans", type=Path, help="folder of plans, read or written")
     parser.add_argument("--as-found", action="store_true", help="one order of updates")
     parser.add_argument("--plan-only", action="store_true", help="and run none")
@@ -284,14 +311,21 @@ def main() -> None:
 
     def all_parts() -> None:
         if args.profile:
-            bench.found["profile"] = json.loads(args.profile.read_text())["offload"][
-                "profile"
-            ]
+            bench.found["profile"] = found = of_file(args.profile)
+            on = {name: found.pop(name) for name in ("card", "jax") if name in found}
+            if on:
+                python = platform.python_version()
+                bench.rows["what"] |= {"cards": 1, **on, "python": python}
         for part in args.parts:
             if part == "profile":
                 bench.part(part, lambda: profile(bench, layers))
-            elif part in GPTS:
-                bench.part(part, lambda name=part: systems(bench, name, caps))
+            elif part.split(":")[0] in GPTS:
+                model, *one = part.split(":")
+                for whose in one or (OURS, *offload_baselines()):
+                    bench.part(
+                        f"{model}:{whose}",
+                        lambda m=model, w=whose: gpt(bench, m, caps, w),
+                    )
             elif part == "peers":
                 peers(bench, args.peer)
             else:

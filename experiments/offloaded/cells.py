@@ -13,6 +13,7 @@ from hexijax.data import RandomTokens
 from hexijax.experiment import Experiment
 
 DEVICE = "box/0"
+HOST_GIB, HOST_CORES = 120, 16
 
 
 def model(name: str) -> Experiment:
@@ -68,7 +69,8 @@ def cluster(
     lines = [
         *("format = 1", 'name = "offload"', "[kinds.card]", kind),
         f'memory_gib = {cap_gib}\nsource = "a card with a cap"',
-        '[[nodes]]\nname = "box"\nhost_memory_gib = 120\nhost_cores = 16',
+        f'[[nodes]]\nname = "box"\nhost_memory_gib = {HOST_GIB}',
+        f"host_cores = {HOST_CORES}",
         'devices = [{ kind = "card", count = 1 }]',
     ]
     if rates:

@@ -7,6 +7,8 @@ import dataclasses
 
 from experiments.offloaded.cells import DEVICE
 from hexijax.cluster import Cluster
+from hexijax.costs.hosts import host_bytes
+from hexijax.costs.memory import MOMENTS, STATE_BYTES, plan_memory
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import (
@@ -19,6 +21,8 @@ from hexijax.plan.plan import (
     UpdateOrder,
 )
 from hexijax.planner import PlanOptions, make_plan
+from hexijax.program.buckets import buckets, update_site
+from hexijax.program.program import Site
 
 
 def ours(experiment: Experiment, chain: Chain, cluster: Cluster) -> Plan:
@@ -30,6 +34,18 @@ def ours(experiment: Experiment, chain: Chain, cluster: Cluster) -> Plan:
         dtype=experiment.dtype,
         options=PlanOptions(offload=True),
     )
+
+
+def pinned_bytes(plan: Plan, chain: Chain, cluster: Cluster) -> int:
+    """Of the host, what XLA pins: all that waits and rests there but the state that
+    the host's processor updates, which is in memory of its own."""
+    whole = sum(host_bytes(plan_memory(plan, chain, cluster), cluster).values())
+    updated = sum(
+        group.size
+        for group in buckets(plan, chain)
+        if update_site(plan, group) is Site.HOST
+    )
+    return whole - updated * STATE_BYTES * (1 + MOMENTS)
 
 
 def in_order(plan: Plan, order: UpdateOrder) -> Plan:

@@ -9,9 +9,12 @@ written after each part of each plan.
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
+import os
 import resource
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -30,6 +33,15 @@ from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.plan.plan import Plan
 from hexijax.runtime.engine import Engine
+
+A_PLAN_S = 15.0
+"""Of steps that are measured: of slow plans fewer."""
+
+LEAST_STEPS = 2
+"""From the end of one to the end of the next."""
+
+FULL_BYTES = (cells.HOST_GIB - 3) * 2**30
+"""With so much resident a plan is given up: the machine would end all that runs."""
 
 
 def run(
@@ -66,7 +78,11 @@ def run(
 
         return wait
 
-    found |= measure(step, steps)
+    began = time.perf_counter()
+    step(0)()
+    first_s = time.perf_counter() - began
+    fewer = max(LEAST_STEPS, min(steps, int(A_PLAN_S / first_s)))
+    found |= measure(step, fewer, warm=1 if fewer > LEAST_STEPS else 0)
     samples = plan.batch_size * experiment.tokens_per_sample
     found["tokens_per_s"] = samples / found["step_s"]
     found["losses"] = losses
@@ -77,10 +93,11 @@ def run(
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     )
     keep(found)
-    began = time.perf_counter()
-    wait = step(100)
-    found["dispatch_s"] = time.perf_counter() - began
-    wait()
+    if fewer == steps:
+        began = time.perf_counter()
+        wait = step(100)
+        found["dispatch_s"] = time.perf_counter() - began
+        wait()
     if trace is not None:
         with jax.profiler.trace(str(trace)):
             for wait in [step(200), step(201)]:
@@ -93,6 +110,27 @@ def run(
         }
         keep(found)
     keep(found)
+
+
+def watch_memory(full: Callable[[str], None]) -> None:
+    """Tells ``full`` and ends the process when the host's memory is nearly gone.
+
+    Pinned memory is not given back, and a program call is not interrupted, so nothing
+    less would do.
+    """
+
+    def look() -> None:
+        page = resource.getpagesize()
+        statm = Path("/proc/self/statm")
+        while (resident := int(statm.read_text().split()[1]) * page) < FULL_BYTES:
+            time.sleep(0.1)
+        full(
+            f"{resident:,} bytes of host memory are resident; the plan is given up at "
+            f"{FULL_BYTES:,} of {cells.HOST_GIB * 2**30:,}."
+        )
+        os._exit(3)
+
+    threading.Thread(target=look, daemon=True).start()
 
 
 def joined(spans: Spans, least_s: float = 5e-4) -> list[tuple[float, float]]:
@@ -122,12 +160,19 @@ def main() -> None:
     chain = trace_chain(experiment)
     cluster = Cluster.from_json(json.loads(args.cluster.read_text()))
     rows: dict[str, Any] = {}
+
+    def keep(name: str, found: Mapping[str, Any]) -> None:
+        rows[name] = dict(found)
+        args.result.write_text(json.dumps(rows, indent=1))
+
+    def fail(name: str, why: str) -> None:
+        keep(name, {**rows.get(name, {}), "failed": why})
+
+    running = [""]
+    watch_memory(lambda why: fail(running[0], why))
     for words in args.plans:
         name, path = words.split("=", 1)
-
-        def keep(found: Mapping[str, Any], name: str = name) -> None:
-            rows[name] = dict(found)
-            args.result.write_text(json.dumps(rows, indent=1))
+        running[0] = name
 
         folder = args.result.with_name(f"trace {len(rows)}")
         try:
@@ -136,13 +181,13 @@ def main() -> None:
                 chain,
                 text.read(Path(path)),
                 cluster,
-                keep,
+                functools.partial(keep, name),
                 steps=args.steps,
                 trace=folder if name in args.trace else None,
             )
         except Exception as error:  # said and kept; the other plans still run
             traceback.print_exc()
-            keep({**rows.get(name, {}), "failed": str(error)[-800:]})
+            fail(name, str(error)[-800:])
         gc.collect()
 
 
