@@ -23,6 +23,10 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """BatchMode: it fails where it would ask."""
 
 
+_NO_CODE = 255
+"""What ssh ends with where there is no exit code: after a signal there, too."""
+
+
 class Remote(Started):
     """An island on another host."""
 
@@ -52,6 +56,20 @@ class Remote(Started):
         self._host, self._there = _plain(host), process
         command = [*SSH, host, script(words, folder=folder, secret=TOKEN)]
         super().__init__(name, command, log=log, environ={}, secret=token, tell=tell)
+
+    def poll(self) -> int | None:
+        """Its exit code, -9 if it has none; None: it runs."""
+        code = super().poll()
+        return -signal.SIGKILL if code == _NO_CODE else code
+
+    def ended(self) -> str:
+        """How, where ssh has no exit code; else empty."""
+        if super().poll() != _NO_CODE:
+            return ""
+        return (
+            f"ssh {self._host} ended without an exit code: it was killed there, or the "
+            "connection broke"
+        )
 
     def kill(self) -> None:
         """Ends it at once there, stopped or not, and here."""

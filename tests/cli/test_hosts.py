@@ -29,7 +29,10 @@ while [ "$1" = "-o" ]; do shift 2; done
 if [ "$1" = "mute" ]; then exec sleep 60; fi
 if [ "$1" = "away" ]; then echo "ssh: connect to host away: no route" >&2; exit 255; fi
 shift
-exec sh -c "$*"
+unset HEXIJAX_LAUNCHER_PID  # ssh hands no environment on
+sh -c "$*"; code=$?
+if [ $code -gt 128 ]; then exit 255; fi  # as ssh does after a signal there
+exit $code
 """
 
 
