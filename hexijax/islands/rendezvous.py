@@ -111,6 +111,7 @@ class Rendezvous:
         self._peers: dict[str, _Peer] = {}
         self._meetings = Meetings()
         self._told: set[str] = set()
+        self._losses: list[Message] = []  # of this generation
         self._lock = threading.RLock()
         self._server = listen(address)
         self._closed = False
@@ -168,8 +169,8 @@ class Rendezvous:
             return lost
 
     def lose(self, island: str, why: str) -> None:
-        """Hangs up on it: what it says no longer counts. Tells the others, if they
-        wait for it."""
+        """Hangs up on it: what it says no longer counts. Tells the others, those too
+        that are still to come, if they wait for it."""
         with self._lock:
             peer = self._peers.pop(island, None)
             self._told.discard(island)
@@ -177,7 +178,9 @@ class Rendezvous:
             peer.line.close()
         if island in self.islands:
             message = {"say": "lost", "island": island, "why": why}
-            self._tell(message | {"generation": self.generation})
+            message |= {"generation": self.generation}
+            self._losses.append(message)
+            self._tell(message)
 
     def hear_out(self, island: str, seconds: float) -> None:
         """Waits until all that an island said before it ended has been heard."""
@@ -226,6 +229,7 @@ class Rendezvous:
             self.generation += 1
             self.islands = tuple(islands)
             self._meetings.clear()
+            self._losses.clear()
             self._began_s = self._clock()
         self.brief(brief)
         return self.generation
@@ -327,7 +331,9 @@ class Rendezvous:
                 "islands": self.islands,
                 "brief": self._brief,
             }
-        self._send(peer, message)
+            losses = [*self._losses]
+        for each in (message, *losses):
+            self._send(peer, each)
 
     def _take(self, name: str, peer: _Peer, said: Message) -> None:
         peer.silent_s = 0.0

@@ -79,6 +79,31 @@ def test_who_does_not_come_where_all_meet_is_named_in_time(three: Any):
     assert found == ["c"]
 
 
+def test_who_comes_after_another_was_lost_hears_of_it():
+    meeting = Rendezvous(NAMES, run="test")
+    meeting.brief({})
+    meeting.lose("b", "it was killed")
+
+    def connect(name: str) -> Member:
+        return Member.connect(meeting.address, name, token=meeting.token, seconds=5.0)
+
+    def join(member: Member, after: int) -> None:
+        welcome = member.welcome(after, 5.0)
+        member.join(welcome, address="h:1", facts={}, seconds=5.0, pull_s=1.0)
+
+    first = connect("a")
+    with pytest.raises(IslandLost, match="it was killed") as lost:
+        join(first, -1)
+    assert lost.value.island == "b"
+    meeting.anew(("a", "c"), {})
+    members = (first, connect("c"))
+    all_at_once([lambda m=member: join(m, 0) for member in members])
+    assert [member.lost() for member in members] == [None, None]
+    for member in members:
+        member.leave(0)
+    meeting.close()
+
+
 def test_islands_are_numbered_as_in_the_cluster_and_who_is_not_needed_goes():
     """The second of three has nothing to do under this plan."""
     meeting = Rendezvous(("a", "c"), run="test", known=NAMES)
