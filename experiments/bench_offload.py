@@ -13,7 +13,8 @@ machine with cards then needs no search (--profile, --plans).
 
 A GPT's part is ours under every cap, then other systems under the largest:
 ``gpt-4B:ours`` and ``gpt-4B:stronghold-like`` are parts of it, each a process of its
-own, since what one has pinned it keeps.
+own, since what one has pinned it keeps. ``gpt-6B:orders`` is one plan, most of it on
+the card, with its updates in both orders.
 """
 
 import argparse
@@ -35,12 +36,13 @@ from hexijax.costs.memory import plan_memory
 from hexijax.errors import UserError
 from hexijax.experiment import Experiment
 from hexijax.job.intake import trace_chain
-from hexijax.layers.chain import Chain
+from hexijax.layers.chain import Chain, Remat
 from hexijax.plan import text
 from hexijax.plan.plan import Params, Plan, UpdateOrder
 from hexijax.planner import PlanOptions
 from hexijax.planner.baselines.offload import LATE_UPDATES, offload_baselines
 from hexijax.program.lower import StepRules
+from hexijax.simulator import predict
 
 LAYERS = ("llama-3:4,8", "gpt-4B:8", "gpt-2B:8")
 """Models whose layers are timed, by microbatch and, after another colon, by policy."""
@@ -51,7 +53,10 @@ LLAMAS = ("llama-24", "llama-12", "llama-16")
 GPTS = ("gpt-2B", "gpt-4B", "gpt-6B")
 """Parts of their own: under the largest cap."""
 
-OURS = "ours"
+OURS, ORDERS = "ours", "orders"
+
+MOST_GIB = 130
+"""Of an H200."""
 
 PINNED, PASSING_GIB = 1.1, 4
 """Of what a plan pins, what XLA may, since its pool has gaps; and room for copies."""
@@ -267,6 +272,34 @@ def gpt(bench: OffloadBench, model: str, caps: Sequence[float], whose: str) -> N
     cell.run(made, steps=3, clipped=[n for n in made if n in LATE_UPDATES])
 
 
+def orders(bench: OffloadBench, model: str, size: int) -> None:
+    """The state of so many layers streamed that the order of updates counts most, by
+    the simulator; in both orders."""
+    cell = Cell(bench, model)
+    cluster = cell.cluster(MOST_GIB)
+
+    def made(streamed: int) -> dict[UpdateOrder, Plan]:
+        plan = plans.resident(
+            cell.experiment,
+            cell.chain,
+            size=size,
+            remat=Remat.DOTS,
+            streamed=streamed,
+        )
+        return {order: plans.in_order(plan, order) for order in UpdateOrder}
+
+    def gain(streamed: int) -> float:
+        step_s = {
+            order: predict(plan, cell.chain, cluster, events=False, folded=False).step_s
+            for order, plan in made(streamed).items()
+        }
+        return step_s[UpdateOrder.FIFO] / step_s[UpdateOrder.PRIORITY]
+
+    layers = len(cell.chain.layers)
+    best = max(range(layers // 6, layers // 2), key=gain)
+    cell.run({f"last {best}, {o}": (p, MOST_GIB) for o, p in made(best).items()})
+
+
 def peers(bench: Bench, commands: Sequence[str]) -> None:
     """Other scripts for torchrun that say ``tokens_per_s=``."""
     from experiments.emulated.bench import peer, torch_command
@@ -321,6 +354,9 @@ def main() -> None:
                 bench.part(part, lambda: profile(bench, layers))
             elif part.split(":")[0] in GPTS:
                 model, *one = part.split(":")
+                if one == [ORDERS]:
+                    bench.part(part, lambda m=model: orders(bench, m, 4))
+                    continue
                 for whose in one or (OURS, *offload_baselines()):
                     bench.part(
                         f"{model}:{whose}",

@@ -18,6 +18,7 @@ from hexijax.plan.plan import (
     Replica,
     Schedule,
     Stage,
+    StateShare,
     UpdateOrder,
 )
 from hexijax.planner import PlanOptions, make_plan
@@ -68,9 +69,11 @@ def resident(
     size: int,
     params: Params = Params.KEPT,
     remat: Remat = Remat.FULL,
+    streamed: int = 0,
 ) -> Plan:
-    """Everything on the card, but parameters where ``params`` has them; a program a
-    layer, each layer's microbatches together."""
+    """Everything on the card, but parameters where ``params`` has them and the state
+    of what the last ``streamed`` layers use alone; a program a layer, each layer's
+    microbatches together."""
     layers = len(chain.layers)
     stage = Stage(
         devices=(DEVICE,),
@@ -80,6 +83,11 @@ def resident(
         remat=(*[remat] * (layers - 1), Remat.NONE),
         params=(params,) * layers,
     )
+    state = (StateShare(groups=("*",), shares={}),)
+    if streamed:
+        last = [g.name for g in chain.groups if g.layers[0] >= layers - streamed]
+        host = StateShare(groups=tuple(last), shares={}, memory=Memory.HOST)
+        state = (*state, host)
     replica = Replica(
         stages=(stage,),
         microbatches=experiment.batch_size // size,
@@ -90,5 +98,6 @@ def resident(
         replicas=(replica,),
         batch_size=experiment.batch_size,
         schedule=Schedule.LAYERED,
+        state=state,
         chain=chain.fingerprint(),
     )
