@@ -10,13 +10,15 @@ Expect:  the page as it is committed, which tests/docs holds it to
 import argparse
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.emulated import table as emulated
+from experiments.equal import table as equal
 from experiments.islanded import table as islanded
 from experiments.offloaded import table as offloaded
+from experiments.predicted import table as predicted
 
 PLAIN, ONE, PLAIN_AGAIN = "plain", "one card", "plain again"
 LANES = "4 lanes"
@@ -26,6 +28,8 @@ DRAWN = "drawn plans"
 EMULATED = "emulated"
 OFFLOAD = "offload"
 ISLANDS = "islands"
+PREDICTED = "predicted"
+EQUAL = "equal"
 
 ASKED_BY = {
     "one": (PLAIN, ONE, PLAIN_AGAIN),
@@ -203,6 +207,8 @@ def targets(runs: Sequence[Run]) -> Iterator[Target]:
             *emulated.figures(run.rows.get(EMULATED, {})),
             *offloaded.figures(run.rows.get(OFFLOAD, {})),
             *islanded.figures(run.rows.get(ISLANDS, {})),
+            *predicted.figures(run.rows.get(PREDICTED, {})),
+            *equal.figures(run.rows.get(EQUAL, {})),
         ):
             yield Target(**figure._asdict(), run=run, cards=run.what["cards"])
 
@@ -251,7 +257,9 @@ def page(runs: Sequence[Run]) -> str:
         ("Equal cards made unlike", _emulated),
         ("State and parameters in host memory", _offloaded),
         ("Islands on one host", _islands),
+        ("Two equal cards", _equal),
         ("What plans promise", _promises),
+        ("Predicted before it was measured", _predicted),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]
         if found:
@@ -368,25 +376,30 @@ def _promises(run: Run) -> Iterator[str]:
 
 
 def _emulated(run: Run) -> Iterator[str]:
-    if EMULATED not in run.rows:
-        return
-    yield from emulated.section(run.rows[EMULATED])
-    yield ""
-    yield run.source()
+    yield from _of(run, EMULATED, emulated.section)
 
 
 def _offloaded(run: Run) -> Iterator[str]:
-    if OFFLOAD not in run.rows:
-        return
-    yield from offloaded.section(run.rows[OFFLOAD])
-    yield ""
-    yield run.source()
+    yield from _of(run, OFFLOAD, offloaded.section)
 
 
 def _islands(run: Run) -> Iterator[str]:
-    if ISLANDS not in run.rows:
+    yield from _of(run, ISLANDS, islanded.section)
+
+
+def _predicted(run: Run) -> Iterator[str]:
+    yield from _of(run, PREDICTED, predicted.section)
+
+
+def _equal(run: Run) -> Iterator[str]:
+    yield from _of(run, EQUAL, equal.section)
+
+
+def _of(run: Run, rows: str, section: Callable[[Any], Iterator[str]]) -> Iterator[str]:
+    """A benchmark's part of the page, by a module of its own."""
+    if rows not in run.rows:
         return
-    yield from islanded.section(run.rows[ISLANDS])
+    yield from section(run.rows[rows])
     yield ""
     yield run.source()
 

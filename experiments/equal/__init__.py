@@ -1,0 +1,1 @@
+"""Two equal cards: our runtime beside plain JAX and PyTorch's FSDP2."""
