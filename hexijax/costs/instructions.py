@@ -6,7 +6,6 @@ plan, chain, cluster -> PlanCosts -> duration_s(instruction), border(...), excha
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,12 +33,7 @@ from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage
 from hexijax.program import names
 from hexijax.program import program as ops
 from hexijax.program.boxes import Box, state_boxes, users
-from hexijax.program.buckets import (
-    LOOSE_SIZE,
-    buckets,
-    streams_state,
-    update_site,
-)
+from hexijax.program.buckets import buckets, streams_state, update_site
 from hexijax.program.program import (
     HOST,
     PIECES,
@@ -59,6 +53,7 @@ from hexijax.program.program import (
     Update,
     WriteBack,
 )
+from hexijax.program.resting import state_arrays
 
 
 def mesh_shape(cluster: Cluster, stage: Stage) -> MeshShape:
@@ -275,10 +270,18 @@ class PlanCosts:
             return len(self.boxes(subject).get(place, ()))
         if kind is not Kind.STATE:
             return 1
-        boxes = self.boxes(subject).get(place, {}).values()
-        sizes = [math.prod(stop - start for start, stop in box) for box in boxes]
-        alone = sum(size > LOOSE_SIZE for size in sizes)
-        return (alone + (alone < len(sizes))) * (1 + self._moments)
+        return sum(self._state_arrays(place, subject))
+
+    def _state_arrays(self, home: Place, name: str) -> tuple[int, int]:
+        """Masters and moments of a bucket at a home."""
+        return state_arrays(
+            self._plan,
+            self._chain,
+            self.groups[name],
+            self.boxes(name).get(home, {}),
+            devices=len(self.devices(home)),
+            moments=self._moments,
+        )
 
     def _way(self, place: Place, num_bytes: int, pieces: int, *, comes: bool) -> Load:
         devices, end = self.devices(place), "in" if comes else "out"
@@ -324,8 +327,8 @@ class PlanCosts:
         num_bytes = STATE_BYTES * self.exchange(group).held.get(home, 0)
         if update_site(self._plan, self.groups[group]) is ops.Site.HOST:
             return self._returns(home, num_bytes)
-        pieces = self._moved_pieces(Kind.STATE, home, group) // (1 + self._moments)
-        return self._way(home, num_bytes, pieces, comes=True)
+        masters, _ = self._state_arrays(home, group)
+        return self._way(home, num_bytes, masters, comes=True)
 
     def slice_copy(self, home: Place, group: str) -> Load:
         """New parameters that the host has made, to their home's devices."""

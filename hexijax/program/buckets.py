@@ -36,10 +36,6 @@ CHUNK_SIZE = 2**25
 """Most of those whose state rests in host memory; a leaf of two chunks or less is one,
 since a segment puts parts together each time that it runs."""
 
-LOOSE_SIZE = 2**20
-"""Most elements of an array that rests in host memory joined to others of its chunk: a
-copy's start takes as long as 4 MB on their way (H200, 70 microseconds)."""
-
 SLACK = 8
 """A chunk, or its one large leaf, may have one part in so many more: a bias beside its
 matrix."""

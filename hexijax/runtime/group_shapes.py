@@ -12,10 +12,11 @@ from hexijax.errors import UserError
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
-from hexijax.program.buckets import LOOSE_SIZE, update_site
+from hexijax.program.buckets import update_site
 from hexijax.program.names import state as state_name
 from hexijax.program.placement import state_memory
 from hexijax.program.program import Buffer, Memory, Site
+from hexijax.program.resting import joined
 from hexijax.runtime.batches import host_device
 from hexijax.runtime.layout import PINNED_HOST, Layout, box_shape
 from hexijax.runtime.memo import memo
@@ -107,13 +108,15 @@ class GroupShapes:
         structs: Sequence[jax.ShapeDtypeStruct],
         may: Sequence[bool],
     ) -> Joined:
-        small = [
-            i
-            for i, (x, yes) in enumerate(zip(structs, may, strict=True))
-            if yes and x.size <= LOOSE_SIZE and x.dtype == jnp.float32
-        ]
-        travels = self._site is Site.STREAMED and self._devices(home) == 1
-        which = tuple(small) if travels and len(small) > 1 else ()
+        which = joined(
+            [x.size for x in structs],
+            [
+                yes and x.dtype == jnp.float32
+                for x, yes in zip(structs, may, strict=True)
+            ],
+            site=self._site,
+            devices=self._devices(home),
+        )
         return Joined(which, tuple(structs[i].shape for i in which))
 
     @memo

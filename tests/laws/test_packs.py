@@ -154,7 +154,7 @@ def test_small_state_that_rests_as_one_array_changes_no_bit(
     shares: Mapping[str, float], monkeypatch: pytest.MonkeyPatch
 ):
     joined = step(make_runtime(shares, Memory.HOST))
-    monkeypatch.setattr("hexijax.runtime.group_shapes.LOOSE_SIZE", 0)
+    monkeypatch.setattr("hexijax.program.resting.LOOSE_SIZE", 0)
     apart = step(make_runtime(shares, Memory.HOST))
     fewer, each = joined.pop("arrays"), apart.pop("arrays")
     jax.tree.map(np.testing.assert_array_equal, joined, apart)
