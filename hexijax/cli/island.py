@@ -7,6 +7,7 @@ launcher does, from its first moment on.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -18,11 +19,12 @@ from hexijax.cli.session import Session
 from hexijax.cli.settings import parse_settings
 from hexijax.cli.surroundings import AUTO, RENDEZVOUS, place
 from hexijax.cluster import Cluster
+from hexijax.elastic.notice import on_sigterm
 from hexijax.errors import UserError
 from hexijax.islands.member import LOST, Dismissed, LauncherGone, Member
-from hexijax.islands.processes import end_with_launcher
+from hexijax.islands.processes import PARENT, end_with_launcher
 from hexijax.islands.wire import TOKEN, joined
-from hexijax.islands.world import IslandLost
+from hexijax.islands.world import IslandLost, Welcome
 from hexijax.job import platform
 from hexijax.report import RunFolder
 
@@ -52,7 +54,9 @@ def run_island(arguments: argparse.Namespace) -> int:
     code = FAULT
     words: dict[str, object] = {}
     try:
-        code, words = _train(member, arguments)
+        welcome = member.welcome(-1, float("inf"))
+        with _noticing(member, welcome):
+            code, words = _train(member, welcome, arguments)
     except Dismissed:
         code = 0
         print(f"The plan has nothing for island {member.name}; it ends.", flush=True)
@@ -70,10 +74,22 @@ def run_island(arguments: argparse.Namespace) -> int:
     return code
 
 
+def _noticing(
+    member: Member, welcome: Welcome
+) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, SIGTERM asks all to halt and to save: a scheduler takes the job.
+
+    Not where a launcher of this machine sends it, which has asked already; nor where
+    others can go on: those are told by our end.
+    """
+    if PARENT in os.environ or welcome.brief["elastic"]:
+        return contextlib.nullcontext()
+    return on_sigterm(member.ask_stop)
+
+
 def _train(
-    member: Member, arguments: argparse.Namespace
+    member: Member, welcome: Welcome, arguments: argparse.Namespace
 ) -> tuple[int, dict[str, object]]:
-    welcome = member.welcome(-1, float("inf"))
     flags = cli_flags.from_json(welcome.brief["flags"])
     flags.json, flags.experiment = None, arguments.experiment
     cluster = Cluster.from_json(welcome.brief["whole"])

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,18 +179,21 @@ def test_an_island_killed_ends_the_job_by_name(tmp_path: Path):
     assert "island b is lost: it was killed by SIGKILL\n" in shown
 
 
-@pytest.mark.laws
-def test_an_island_that_wakes_after_the_others_went_on_ends_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Others started it, so that nobody could kill it when it fell silent."""
+Says = Callable[[str, str], None]
+"""Waits until what one has printed matches."""
+
+
+@contextlib.contextmanager
+def served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flags: str
+) -> Iterator[tuple[dict[str, subprocess.Popen[bytes]], Says]]:
+    """A launcher and islands that others started, as a scheduler does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     monkeypatch.setenv("HEXIJAX_TOKEN", new_token())
-    steps = ("--set", "steps=60000")
-    serve = ("--serve", "--listen", address, "--elastic", "--silence", "3")
-    words = {"launch": command(tmp_path, *serve, "--save-every", "100", *steps)}
+    serve = ("--serve", "--listen", address, "--set", "steps=60000", *flags)
+    words = {"launch": command(tmp_path, *serve)}
     island = [sys.executable, "-m", "hexijax.cli.main", "run", TINY, "--island"]
     words |= {name: [*island, name, "--rendezvous", address] for name in "abc"}
     logs = {name: tmp_path / f"{name}.txt" for name in words}
@@ -203,12 +206,36 @@ def test_an_island_that_wakes_after_the_others_went_on_ends_itself(
             stack.callback(process.wait)
             stack.callback(process.kill)
 
-        def says(name: str, what: str, seconds: float = 120.0) -> None:
-            until = time.monotonic() + seconds
+        def says(name: str, what: str) -> None:
+            until = time.monotonic() + 120.0
             while not re.search(what, logs[name].read_text()):
                 assert time.monotonic() < until, (name, what, logs[name].read_text())
                 time.sleep(0.05)
 
+        yield started, says
+
+
+@pytest.mark.laws
+def test_islands_that_a_scheduler_ends_save_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with served(tmp_path, monkeypatch) as (started, says):
+        says("a", "step [0-9]{3,}/")
+        for name in "abc":
+            started[name].send_signal(signal.SIGTERM)
+        codes = {name: process.wait(60.0) for name, process in started.items()}
+    assert codes == dict.fromkeys(("launch", *"abc"), 130)
+    report = json.loads((tmp_path / "tiny-001" / "report.json").read_text())
+    assert (tmp_path / "tiny-001" / "checkpoints" / str(report["steps"])).is_dir()
+
+
+@pytest.mark.laws
+def test_an_island_that_wakes_after_the_others_went_on_ends_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Others started it, so that nobody could kill it when it fell silent."""
+    steps = ("--elastic", "--silence", "3", "--save-every", "100")
+    with served(tmp_path, monkeypatch, *steps) as (started, says):
         says("a", r"step [0-9]{3,}/")
         started["b"].send_signal(signal.SIGSTOP)
         says("launch", "island b is lost: .*\n.*generation 1: a")
