@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--plans", type=Path, required=True, help="the list")
     parser.add_argument("--cards", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=560.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_predicted"))
     args = parser.parse_args()

@@ -2,7 +2,7 @@
 
 Run:     python -m experiments.predicted_plans --profile profile.toml --out list.json
          (--small, to see that it works, draws for two forced CPU devices)
-Needs:   OR-Tools, no device; a profile file of two cards, and, where this machine's JAX
+Needs:   no device (--equal: OR-Tools); a profile file of two cards, and, where this JAX
          is not the one that measured it, the chain: --chain-out chain.json there,
          --chain chain.json here
 Expect:  a list to be committed, then measured by experiments.bench_predicted

@@ -2,8 +2,8 @@
 
 seed, chain, cluster -> Drawing -> plans by kind
 
-A plan is kept if its promise fits the cards. Remat, segments, batches and splits are
-drawn for each; the kinds take turns, so that none is missing however few are drawn.
+Remat, segments, batches, splits and what lies in host memory are drawn for each; a plan
+is kept if its promise fits the cards. No search: two dozen take seconds.
 """
 
 import dataclasses
@@ -15,16 +15,25 @@ from experiments.predicted.cells import Cell
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain, Remat
-from hexijax.plan.plan import Plan, Replica, Schedule, Stage
-from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
+from hexijax.plan.plan import (
+    Memory,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    UpdateOrder,
+    stage_place,
+)
+from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
+from hexijax.planner.offload.emit import placed_plan
 from hexijax.report.judged import Judged, judge
 from hexijax.runtime.profiling import even_segments
 
 KINDS = {
-    "one card": 6,
-    "uneven batches": 4,
-    "pipeline": 6,
-    "tensor": 3,
+    "one card": 8,
+    "uneven batches": 3,
+    "pipeline": 5,
+    "tensor": 2,
     "lanes": 1,
     "offloaded": 4,
 }
@@ -42,6 +51,9 @@ offloaded plan is made for."""
 
 TRIES = 200
 """After which a kind is said not to fit."""
+
+TRIES_UNDER_A_CAP = 20
+"""After which an offloaded plan is given a tenth more."""
 
 A_SEGMENT = 4
 """Layers that are compiled as one where a stage is not."""
@@ -82,7 +94,7 @@ class Drawing:
         self, kind: str, draw: Callable[[], Plan], seen: Sequence[Plan]
     ) -> Judged:
         for _ in range(TRIES):
-            plan = dataclasses.replace(draw(), prediction=None, chain="", cluster="")
+            plan = draw()
             judged = self.judged(plan)
             full = any(
                 parts.total_bytes
@@ -142,30 +154,56 @@ class Drawing:
         return self._plan([self._replica([stage], size, cards=2)])
 
     def _offloaded(self, number: int) -> Plan:
-        """What the planner finds for one card of which a part may be used: for the
-        first larger part that something fits."""
+        """One card of which a part may be used, some layers' state, parameters and
+        activations in host memory; for the first larger part that a draw fits."""
         name = self._names[number % len(self._names)]
-        low, high = self._cell.samples
-        batch_size = self._rng.randint(low, (low + high) // 2)
         least = self._plan([self._replica([self._stage((name,), remat=Remat.FULL)], 1)])
-        whole = max(p.total_bytes for p in self.judged(least).memory.values())
-        cap = int(whole * self._caps[number % len(self._caps)])
-        problem = self._cell.problem(self._chain, self._cluster, batch_size, clip=True)
-        options = dataclasses.replace(
-            PlanOptions.of(problem.training),
-            max_microbatch_size=max(self._cell.sizes),
-        )
+        cap = self._peak_bytes(least) * self._caps[number % len(self._caps)]
         while True:
-            try:
-                return make_plan(
-                    self._chain,
-                    capped(self._cluster, name, cap),
-                    batch_size=batch_size,
-                    dtype=self._dtype,
-                    options=options,
-                )
-            except InfeasiblePlanError:
-                cap += cap // 8
+            for _ in range(TRIES_UNDER_A_CAP):
+                plan = self._placed(name)
+                if self._peak_bytes(plan) <= cap:
+                    return plan
+            cap *= 1.1
+
+    def _placed(self, name: str) -> Plan:
+        """Each layer's microbatches together, and layers placed at random."""
+        rng, last = self._rng, self._last
+        kept = rng.choice([Kept.DOTS, Kept.FULL, Kept.HOST])
+        state = rng.choice([State.STREAMED, State.HOST])
+        on_host, streamed = sorted(rng.sample(range(last + 1), 2), reverse=True)
+        choices = tuple(
+            LayerChoice(
+                weights=Weights.STREAMED if i < streamed else Weights.KEPT,
+                state=state if i < on_host else State.DEVICE,
+                kept=kept if i < last - 1 else Kept.NONE,
+            )
+            for i in range(last)
+        )
+        stage = dataclasses.replace(
+            self._stage((name,)),
+            segments=(last,),
+            waits=(rng.choice(list(Memory)),),
+        )
+        low, high = self._cell.samples
+        size = rng.choice(self._cell.sizes)
+        count = rng.randint(max(1, low // size), max(1, (low + high) // 2 // size))
+        replica = Replica(
+            stages=(stage,),
+            microbatches=count,
+            microbatch_size=size,
+            samples=count * size,
+        )
+        return placed_plan(
+            self._plan([replica], Schedule.LAYERED),
+            self._chain,
+            {stage_place(0, 0): choices},
+            order=rng.choice(list(UpdateOrder)),
+        )
+
+    def _peak_bytes(self, plan: Plan) -> int:
+        memory = self.judged(plan).memory.values()
+        return max(parts.total_bytes for parts in memory)
 
     # Parts of them.
 
@@ -240,14 +278,3 @@ class Drawing:
 
     def _shuffled(self, of: Sequence[float]) -> list[float]:
         return self._rng.sample(of, len(of))
-
-
-def capped(cluster: Cluster, name: str, num_bytes: int) -> Cluster:
-    """One of its devices alone, with less memory."""
-    others = [device.name for device in cluster.devices if device.name != name]
-    profile = dataclasses.replace(
-        cluster.device(name).profile, usable_memory_bytes=num_bytes
-    )
-    alone = cluster.without(*others)
-    rest = [p for p in alone.profiles if p.kind != profile.kind]
-    return dataclasses.replace(alone, profiles=(*rest, profile))

@@ -9,7 +9,7 @@ from experiments.bench_equal import read
 from experiments.equal import table as equal
 from experiments.predicted import table
 from experiments.predicted.cells import CELLS
-from experiments.predicted.drawing import SCHEDULES, Drawing, capped
+from experiments.predicted.drawing import SCHEDULES, Drawing
 from experiments.predicted.listing import (
     Listed,
     check_measured,
@@ -20,10 +20,16 @@ from experiments.predicted.listing import (
 from experiments.predicted.measuring import devices_of, on_host, turns
 from hexijax.errors import UserError
 from hexijax.plan.checks import check
-from hexijax.plan.plan import Memory, StateShare
 
 CELL = CELLS["small"]
-KINDS = {"one card": 3, "uneven batches": 1, "pipeline": 3, "tensor": 1, "lanes": 1}
+KINDS = {
+    "one card": 3,
+    "uneven batches": 1,
+    "pipeline": 3,
+    "tensor": 1,
+    "lanes": 1,
+    "offloaded": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,7 @@ def test_drawn_plans_are_whole_and_of_their_kind(listed, chain, cluster):
         layers = [stage.num_layers for stage in pipeline.replicas[0].stages]
         assert len(set(layers)) > 1
     assert plans["tensor 1"].replicas[0].stages[0].tensor == 2
+    assert on_host(plans["offloaded 1"])
     assert all(a != b for a, b in itertools.combinations(plans.values(), 2))
 
 
@@ -95,25 +102,11 @@ def test_plans_that_were_not_profiled_are_refused(listed, chain, cluster):
         check_measured(plan, chain, cluster)
 
 
-def test_a_capped_card_is_alone_and_smaller(cluster):
-    first, second = (device.name for device in cluster.devices)
-    alone = capped(cluster, second, 2**20)
-    assert [d.name for d in alone.devices] == [second]
-    assert alone.device(second).usable_memory_bytes == 2**20
-    assert cluster.device(first).usable_memory_bytes > 2**20
-
-
 def test_plans_of_one_card_run_in_pairs_but_for_two_that_use_the_host(listed):
-    hosted = (StateShare(groups=("*",), shares={}, memory=Memory.HOST),)
-    promises = dict(listed.promises)
-    for number in (1, 2):
-        name = f"one card {number}"
-        plan = dataclasses.replace(promises[name].plan, state=hosted)
-        promises[name] = dataclasses.replace(promises[name], plan=plan)
-    found = turns(dataclasses.replace(listed, promises=promises), cards=2)
-    assert sorted(name for turn in found for name in turn) == sorted(promises)
+    found = turns(listed, cards=2)
+    assert sorted(name for turn in found for name in turn) == sorted(listed.promises)
     for turn in found:
-        plans = [promises[name].plan for name in turn]
+        plans = [listed.promises[name].plan for name in turn]
         assert sum(map(on_host, plans)) <= 1
         assert len(turn) == 1 or all(len(devices_of(plan)) == 1 for plan in plans)
     assert any(len(turn) == 2 for turn in found)
