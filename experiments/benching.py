@@ -171,6 +171,11 @@ class Child:
             raise RuntimeError(f"{said}: {output.strip()[-500:]}")
         return output
 
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """Ends it and what it started."""
         if self._process.poll() is None:

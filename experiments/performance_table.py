@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cold import table as cold
 from experiments.emulated import table as emulated
 from experiments.equal import table as equal
 from experiments.islanded import table as islanded
@@ -30,6 +31,7 @@ OFFLOAD = "offload"
 ISLANDS = "islands"
 PREDICTED = "predicted"
 EQUAL = "equal"
+COLD = "cold"
 
 ASKED_BY = {
     "one": (PLAIN, ONE, PLAIN_AGAIN),
@@ -209,6 +211,7 @@ def targets(runs: Sequence[Run]) -> Iterator[Target]:
             *islanded.figures(run.rows.get(ISLANDS, {})),
             *predicted.figures(run.rows.get(PREDICTED, {})),
             *equal.figures(run.rows.get(EQUAL, {})),
+            *cold.figures(run.rows.get(COLD, {})),
         ):
             yield Target(**figure._asdict(), run=run, cards=run.what["cards"])
 
@@ -260,6 +263,7 @@ def page(runs: Sequence[Run]) -> str:
         ("Two equal cards", _equal),
         ("What plans promise", _promises),
         ("Predicted before it was measured", _predicted),
+        ("From a cold start", _cold),
     ):
         found = [lines for run in runs if (lines := list(section(run)))]
         if found:
@@ -393,6 +397,10 @@ def _predicted(run: Run) -> Iterator[str]:
 
 def _equal(run: Run) -> Iterator[str]:
     yield from _of(run, EQUAL, equal.section)
+
+
+def _cold(run: Run) -> Iterator[str]:
+    yield from _of(run, COLD, cold.section)
 
 
 def _of(run: Run, rows: str, section: Callable[[Any], Iterator[str]]) -> Iterator[str]:

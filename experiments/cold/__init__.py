@@ -1,0 +1,1 @@
+"""What it takes from an empty machine to the first step."""
