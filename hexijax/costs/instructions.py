@@ -23,7 +23,7 @@ from hexijax.costs.memory import (
     MOMENTS,
     STATE_BYTES,
     alike,
-    shard_size,
+    leaf_shard,
     stage_within,
 )
 from hexijax.costs.rates import CALL_S, HOST_PIECE_S
@@ -53,7 +53,7 @@ from hexijax.program.program import (
     Update,
     WriteBack,
 )
-from hexijax.program.resting import state_arrays
+from hexijax.program.resting import state_arrays, used_as
 
 
 def mesh_shape(cluster: Cluster, stage: Stage) -> MeshShape:
@@ -307,8 +307,12 @@ class PlanCosts:
             return self.exchange(subject).held.get(place, 0) * GRAD_BYTES
         stage = self._stages[place]
         if kind is Kind.PARAM:
-            shard = shard_size(self.groups[subject], stage.tensor)
-            return ITEM_BYTES[stage.dtype] * shard
+            group = self.groups[subject]
+            return sum(
+                leaf_shard(leaf, stage.tensor)
+                * ITEM_BYTES[used_as(self._chain, stage, leaf, group)]
+                for leaf in group.leaves
+            )
         samples = self._replica(place).microbatch_size // stage.lanes
         if kind is Kind.RES:
             s = int(place.split(".s")[1])

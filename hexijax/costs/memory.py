@@ -338,10 +338,12 @@ def trained_groups(chain: Chain, layers: tuple[int, int]) -> list[Group]:
 
 def shard_size(group: Group, tensor: int) -> int:
     """Parameters of a group on one device at a tensor degree."""
-    return sum(
-        leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
-        for leaf in group.leaves
-    )
+    return sum(leaf_shard(leaf, tensor) for leaf in group.leaves)
+
+
+def leaf_shard(leaf: Leaf, tensor: int) -> int:
+    """The same of a leaf."""
+    return leaf.size if leaf.tensor_dim is None else -(-leaf.size // tensor)
 
 
 def _state(

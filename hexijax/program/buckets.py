@@ -96,11 +96,18 @@ def update_site(plan: Plan, group: Group) -> Site:
 
 
 def _parts(plan: Plan, group: Group, whole_leaves: bool) -> list[Group]:
-    """The group, or where it is too large for a chunk, runs of its leaves and of parts
-    of leaves."""
-    if group.size <= CHUNK_SIZE or not streams_state(plan, group):
+    """The group, or its chunks where its state rests in host memory."""
+    if not streams_state(plan, group):
         return [group]
     lanes = math.lcm(*(plan.stage(place).lanes for place in users(plan, group)))
+    return chunks(group, lanes=lanes, whole_leaves=whole_leaves)
+
+
+def chunks(group: Group, *, lanes: int, whole_leaves: bool = False) -> list[Group]:
+    """The group, or where it is too large for a chunk, runs of its leaves and of parts
+    of leaves, each of rows that ``lanes`` divides."""
+    if group.size <= CHUNK_SIZE:
+        return [group]
     leaves = group.leaves
     if not whole_leaves:
         leaves = tuple(x for leaf in leaves for x in _rows(leaf, lanes))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hexijax.layers.chain import Chain, Group, Leaf, whole_leaf
-from hexijax.plan.plan import Place, Plan
+from hexijax.plan.plan import Plan, Stage
 from hexijax.program.boxes import Box, users
 from hexijax.program.buckets import update_site
 from hexijax.program.program import Site
@@ -63,25 +63,44 @@ def state_arrays(
       devices: of the home.
       moments: of the optimizer for each parameter.
     """
-    cast, site = casts(plan, chain, group), update_site(plan, group)
+    cast = casts(plan, chain, group)
     held = [(leaf, boxes[leaf.id]) for leaf in group.leaves if leaf.id in boxes]
-    sizes = [math.prod(stop - start for start, stop in box) for _, box in held]
-    wide = [leaf.dtype == "float32" for leaf, _ in held]  # so are its moments
-    may = [yes and cast[leaf.id] for yes, (leaf, _) in zip(wide, held, strict=True)]
+    return count_arrays(
+        [math.prod(stop - start for start, stop in box) for _, box in held],
+        [leaf.dtype == "float32" for leaf, _ in held],
+        [cast[leaf.id] for leaf, _ in held],
+        site=update_site(plan, group),
+        devices=devices,
+        moments=moments,
+    )
+
+
+def count_arrays(
+    sizes: Sequence[int],
+    wide: Sequence[bool],
+    cast: Sequence[bool],
+    *,
+    site: Site,
+    devices: int,
+    moments: int,
+) -> tuple[int, int]:
+    """Masters and moments of boxes of so many elements; ``wide``: of float32, as its
+    moments are then; ``cast``: its users get it in another dtype."""
 
     def count(sizes: Sequence[int], may: Sequence[bool]) -> int:
         which = joined(sizes, may, site=site, devices=devices)
         return len(sizes) - max(0, len(which) - 1)
 
-    return count(sizes, may), count(sizes * moments, wide * moments)
+    may = [a and b for a, b in zip(wide, cast, strict=True)]
+    return count(sizes, may), count([*sizes] * moments, [*wide] * moments)
 
 
 def casts(plan: Plan, chain: Chain, group: Group) -> dict[str, bool]:
     """By leaf, whether its users get it in another dtype than its master's: a master
     that is not cast is what they get, so it rests by itself."""
     found = {
-        tuple(_used_as(plan, chain, place, leaf, group) for leaf in group.leaves)
-        for place in users(plan, group)
+        tuple(used_as(chain, plan.stage(at), leaf, group) for leaf in group.leaves)
+        for at in users(plan, group)
     }
     if len(found) > 1:  # each user casts for itself
         return {leaf.id: False for leaf in group.leaves}
@@ -92,9 +111,8 @@ def casts(plan: Plan, chain: Chain, group: Group) -> dict[str, bool]:
     }
 
 
-def _used_as(plan: Plan, chain: Chain, place: Place, leaf: Leaf, group: Group) -> str:
-    """The dtype in which a stage's segments are handed a leaf."""
-    stage = plan.stage(place)
+def used_as(chain: Chain, stage: Stage, leaf: Leaf, group: Group) -> str:
+    """The dtype in which a stage's segments are handed a leaf of a group."""
     start, stop = stage.layers
     name = whole_leaf(leaf).id
     uncast = any(

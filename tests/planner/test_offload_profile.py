@@ -1,15 +1,29 @@
 """A stage's layers as the choice sees them: times of the cost model, each byte once."""
 
+from collections.abc import Callable
+
 import pytest
 
 from hexijax.cluster import Cluster
+from hexijax.costs import PlanCosts
 from hexijax.costs.compute import layer_times
 from hexijax.costs.instructions import mesh_shape
+from hexijax.costs.rates import HOST_PIECE_S
 from hexijax.layers.chain import Chain, Remat
 from hexijax.layers.known import gpt, llama
-from hexijax.plan.plan import Stage
+from hexijax.plan.plan import (
+    Memory,
+    Params,
+    Plan,
+    Replica,
+    Schedule,
+    Stage,
+    StateShare,
+)
 from hexijax.planner.offload.choice import Profile, State
 from hexijax.planner.offload.profile import stage_profile
+from hexijax.program import names
+from hexijax.program.program import Buffer, Prefetch, WriteBack
 
 CLUSTER = Cluster.from_toml("experiments/clusters/h100_x4.toml")
 
@@ -31,7 +45,10 @@ def test_streamed_updates_run_at_what_the_link_allows():
     )
     block = found.layers[1]
     rate = block.num_params / found.update_s(1)[State.STREAMED]
-    assert rate == pytest.approx(46e9 / 12)
+    pieces_s = block.state_pieces * HOST_PIECE_S
+    assert rate == pytest.approx(
+        block.num_params / (block.num_params * 12 / 46e9 + pieces_s)
+    )
     assert found.update_s(1)[State.HOST] == pytest.approx(
         block.num_params / (2.3e9 / 4)
     )
@@ -65,3 +82,57 @@ def test_times_are_the_cost_models():
             assert more_s == pytest.approx(5e-5)
             assert own.recompute_s[policy] == time.recompute_s[policy]
         assert own.kept_bytes[Remat.FULL] < own.kept_bytes[Remat.NONE]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("update", Memory)
+def test_copies_take_what_the_simulator_is_given(lanes: int, update: Memory):
+    """Chunk by chunk: bytes of all its arrays, and each array's start."""
+    chain = llama(depth=2, width=4096, num_heads=32, ff_width=11008, length=512)
+    found = profiled(chain, lanes=lanes)
+    depth = len(chain.layers)
+    stage = Stage(
+        devices=tuple(d.name for d in CLUSTER.devices[:lanes]),
+        layers=(0, depth),
+        lanes=lanes,
+        dtype="bfloat16",
+        segments=(1,) * depth,
+        params=(Params.STREAMED,) * depth,
+    )
+    plan = Plan(
+        replicas=(
+            Replica(
+                stages=(stage,), microbatches=1, microbatch_size=2 * lanes, samples=2
+            ),
+        ),
+        batch_size=2 * lanes,
+        schedule=Schedule.LAYERED,
+        state=(
+            StateShare(groups=("*",), shares={}, memory=Memory.HOST, update=update),
+        ),
+    )
+    costs = PlanCosts(plan, chain, CLUSTER)
+
+    def taken_s(make: Callable[[str], Prefetch | WriteBack], layer: int) -> float:
+        mine = [g.name for g in costs.groups.values() if g.layers == (layer,)]
+        return sum(costs.duration_s(make(name)) for name in mine)
+
+    def state(group: str) -> Buffer:
+        return names.state("r0.s0", group)
+
+    def grad(group: str) -> Buffer:
+        return names.grad("r0.s0", group)
+
+    def param(group: str) -> Buffer:
+        return names.param("r0.s0", group)
+
+    for i, own in enumerate(found.layers):
+        comes_s = taken_s(lambda g: Prefetch(buffer=state(g), pool="state"), i)
+        leaves_s = taken_s(lambda g: WriteBack(buffer=state(g), pool="state"), i)
+        sent_s = taken_s(lambda g: WriteBack(buffer=grad(g), pool="grads"), i)
+        fetched_s = taken_s(lambda g: Prefetch(buffer=param(g), pool="params"), i)
+        if update is Memory.DEVICE:
+            assert found.state_s(i) == pytest.approx((comes_s, leaves_s))
+        assert found.grads_s(i) == pytest.approx(sent_s)
+        moved = own.weights_bytes, own.weights_pieces
+        assert found.in_s(*moved) == pytest.approx(fetched_s)

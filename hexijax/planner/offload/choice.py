@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from hexijax.costs.host_rates import HostSide
 from hexijax.costs.memory import CHUNKS_ON_DEVICE
+from hexijax.costs.rates import HOST_PIECE_S
 from hexijax.layers.chain import Remat
 
 
@@ -115,6 +116,15 @@ class LayerProfile:
     working_bytes: Mapping[Remat, int]
     """Alive inside its backward only."""
 
+    state_pieces: int = 0
+    """Arrays in which its state comes and leaves."""
+
+    weights_pieces: int = 0
+    """Arrays of its parameters, and of its gradient."""
+
+    kept_pieces: int = 0
+    """Arrays of what it keeps of a microbatch, where that goes to the host."""
+
     reduce_s: float = 0.0
     """To sum its gradient over cards that hold parts of its state."""
 
@@ -158,21 +168,41 @@ class Profile:
     chunks: int = CHUNKS_ON_DEVICE
     """Of state on the device at once, those on their way to the host included."""
 
+    piece_s: float = HOST_PIECE_S
+    """Of each array that is copied, beside its bytes."""
+
+    def in_s(self, num_bytes: float, pieces: int) -> float:
+        """Seconds of so many arrays from pinned memory into the device."""
+        return pieces * self.piece_s + num_bytes / self.host.in_bytes_per_s
+
+    def out_s(self, num_bytes: float, pieces: int) -> float:
+        """The same out of it."""
+        return pieces * self.piece_s + num_bytes / self.host.out_bytes_per_s
+
+    def state_s(self, layer: int) -> tuple[float, float]:
+        """Seconds in which a layer's state comes, and in which it leaves."""
+        own = self.layers[layer]
+        moved = own.state_bytes, own.state_pieces
+        return self.in_s(*moved), self.out_s(*moved)
+
+    def grads_s(self, layer: int) -> float:
+        """Seconds in which a layer's gradient goes to the host that updates it."""
+        own = self.layers[layer]
+        return self.out_s(own.homed_params * GRAD_BYTES, own.weights_pieces)
+
     def update_s(self, layer: int) -> dict[State, float]:
         """Seconds of a layer's update at each site, when updates follow each other."""
         own, host = self.layers[layer], self.host
-        grads_bytes = own.homed_params * GRAD_BYTES
         returned_bytes = own.weights_bytes * own.homed_params / max(1, own.num_params)
         return {
             State.DEVICE: own.resident_update_s,
             State.STREAMED: max(
                 own.resident_update_s,
-                own.state_bytes / host.in_bytes_per_s,
-                own.state_bytes / host.out_bytes_per_s,
+                *self.state_s(layer),
             ),
             State.HOST: max(
                 own.homed_params / host.update_params_per_s,
-                grads_bytes / host.out_bytes_per_s,
+                self.grads_s(layer),
                 returned_bytes / host.return_bytes_per_s,
             ),
         }

@@ -162,6 +162,8 @@ class _Mix:
     left out."""
     left_bytes: float
     """To the host and back, of one microbatch."""
+    left_s: tuple[float, float]
+    """Seconds of that back, and there."""
     backward_s: np.ndarray
     """Of each layer, the backward alone."""
     rooms_bytes: np.ndarray
@@ -174,9 +176,11 @@ class _Stream:
     """Layers whose parameters are streamed."""
 
     on: tuple[bool, ...]
-    fetched_bytes: np.ndarray
+    fetched_s: np.ndarray
     """Of each layer, in a step."""
-    stored_bytes: np.ndarray
+    returned_s: np.ndarray
+    """The same where the host's updates made them."""
+    stored_s: np.ndarray
     """Of each layer, new parameters that go to the host."""
     device_bytes: int
     """Parameters on the device."""
@@ -202,13 +206,30 @@ class _Bounds:
                 for x, y in zip(layers, large, strict=True)
             ]
         )
+        each_s = [profile.state_s(j) for j in range(self._depth)]
+        comes_s, leaves_s = np.array(each_s).T * [x.trains for x in layers]
         self._passing = self._state * ~self._stays
+        self._comes_s, self._leaves_s = comes_s * ~self._stays, leaves_s * ~self._stays
+        self._each_s = comes_s.max(), leaves_s.max()
         self._homed = np.array([x.homed_params * x.trains for x in layers], float)
         self._weights = np.array([x.weights_bytes for x in layers], float)
         self._share = np.array(
             [x.homed_params / x.num_params if x.trains else 0.0 for x in layers]
         )
         self._update_s = np.array([x.resident_update_s for x in layers])
+        self._fetch_s = np.array(
+            [profile.in_s(x.weights_bytes, x.weights_pieces) for x in layers]
+        )
+        self._return_s = self._weights / profile.host.return_bytes_per_s
+        self._store_s = np.array(
+            [
+                profile.out_s(x.weights_bytes * share, x.weights_pieces) * x.trains
+                for x, share in zip(layers, self._share, strict=True)
+            ]
+        )
+        self._grads_s = np.array(
+            [profile.grads_s(j) * x.trains for j, x in enumerate(layers)]
+        )
         grads = [x.grads_bytes if x.trains else 0 for x in layers]
         tied = sum(g for g, x in zip(grads, layers, strict=True) if x.last_user)
         self._limits = [tied + n * max(grads) for n in range(1, self._depth + 1)]
@@ -237,11 +258,15 @@ class _Bounds:
         later = np.append(np.cumsum(passes[::-1])[::-1], 0.0)[1:]
         resting = tuple(LayerChoice(weights=Weights.KEPT, kept=k) for k in kept)
         room = Room(self._profile, resting)
+        away = [(x, k) for x, k in pairs if k is Kept.HOST]
+        left = sum(x.kept_bytes[k.remat] for x, k in away)
+        moved = left, sum(x.kept_pieces for x, _ in away)
         return _Mix(
             kept=kept,
             passes_s=passes,
             until_s=later + (m - 1) * passes.sum(),
-            left_bytes=sum(x.kept_bytes[k.remat] for x, k in pairs if k is Kept.HOST),
+            left_bytes=left,
+            left_s=(self._profile.in_s(*moved), self._profile.out_s(*moved)),
             backward_s=np.array([x.backward_s[k.remat] for x, k in pairs]),
             rooms_bytes=np.array([room.peak_bytes(x) for x in self._limits])
             - self._state.sum()
@@ -263,8 +288,9 @@ class _Bounds:
         passing = (self._weights * where).max() if where.any() else 0
         return _Stream(
             on=on,
-            fetched_bytes=self._weights * fetches,
-            stored_bytes=self._weights * self._share * where,
+            fetched_s=self._fetch_s * fetches,
+            returned_s=self._return_s * fetches,
+            stored_s=self._store_s * where,
             device_bytes=int((self._weights * ~where).sum() + WEIGHT_SLOTS * passing),
             host_bytes=(self._weights * where).sum(),
         )
@@ -360,8 +386,9 @@ class _Bounds:
         streamed = self._choice((Kept.FULL,) * depth, (False,) * depth, (0, depth))
         chunks = Room(self._profile, streamed).chunks_bytes
         return {
-            "passing": _between(self._passing, s, u),
-            "grads": _between(self._homed * GRAD_BYTES, u, depth),
+            "comes": _between(self._comes_s, s, u),
+            "leaves": _between(self._leaves_s, s, u),
+            "grads": _between(self._grads_s, u, depth),
             "updated": _between(self._homed, u, depth),
             "device": _between(self._state, 0, s)
             + _between(self._state * self._stays, s, u)
@@ -374,11 +401,10 @@ class _Bounds:
     def _windows_s(self, mix: _Mix) -> np.ndarray:
         """Over state splits: a layer's state passes between its last backward and its
         next forward, and so does that of all layers before it."""
-        inward = self._profile.host.in_bytes_per_s
         ends = np.arange(1, self._depth + 1)[None, :]
         stop = np.minimum(ends, self._u[:, None])
         start = np.minimum(self._s[:, None], stop)
-        passing_s = _between(self._passing, start, stop) / inward
+        passing_s = _between(self._comes_s, start, stop)
         there = (ends - 1 >= self._s[:, None]) & (ends <= self._u[:, None])
         return np.where(there, mix.until_s + passing_s, 0.0).max(axis=1)
 
@@ -403,38 +429,30 @@ class _Bounds:
         # Those updates run on the host.
         updates_s = self._update_s.sum() - _between(self._update_s, u, depth)
         compute = m * mix.passes_s.sum() + updates_s
-        slow = host.in_bytes_per_s / host.return_bytes_per_s
-        fetched, stored, returned = sums.fetched, sums.stored, sums.returned
+        back_s, left_s = mix.left_s
         inward = (
-            m * mix.left_bytes
-            + fetched[b, u]
-            + slow * (fetched[b, depth] - fetched[b, u])
-            + states["passing"][c]
-            + slow * (returned[b, depth] - returned[b, u])
-        ) / host.in_bytes_per_s
+            m * back_s
+            + sums.fetched_s[b, u]
+            + sums.returned_s[b, depth]
+            - sums.returned_s[b, u]
+            + states["comes"][c]
+        )
         outward = (
-            m * mix.left_bytes
-            + states["passing"][c]
-            + stored[b, u]
-            + states["grads"][c]
-        ) / host.out_bytes_per_s
+            m * left_s + states["leaves"][c] + sums.stored_s[b, u] + states["grads"][c]
+        )
         updated = states["updated"][c] / host.update_params_per_s
         # From a layer's first forward to its last backward, and its update's way.
         at = np.minimum(u, depth - 1)
-        each_s = (
-            self._homed * GRAD_BYTES / host.out_bytes_per_s
-            + self._homed / host.update_params_per_s
-        )
+        each_s = self._grads_s + self._homed / host.update_params_per_s
         chain = np.where(u < depth, mix.until_s[at] + mix.passes_s[at] + each_s[at], 0)
         # So many gradients may wait when the backwards have passed the first streamed
         # layer; the other layers' state has come and gone by then.
-        hurried = states["passing"][c] - self._state.max() * waiting
         hurried_s = np.maximum(
-            hurried / host.in_bytes_per_s,
-            (hurried - self._state.max()) / host.out_bytes_per_s,
+            states["comes"][c] - self._each_s[0] * waiting,
+            states["leaves"][c] - self._each_s[1] * (waiting + 1),
         )
-        back_s = _between(mix.backward_s, s, depth)
-        hurry = m * mix.passes_s.sum() - back_s + np.maximum(back_s, hurried_s)
+        backward_s = _between(mix.backward_s, s, depth)
+        hurry = m * mix.passes_s.sum() - backward_s + np.maximum(backward_s, hurried_s)
         bound = np.maximum.reduce(
             [compute, inward, outward, updated, chain, windows_s[c], hurry]
         )
@@ -447,23 +465,26 @@ class _Sums:
 
     device_bytes: np.ndarray
     host_bytes: np.ndarray
-    fetched: np.ndarray
-    stored: np.ndarray
-    returned: np.ndarray
-    """New parameters that the host made, of layers that keep them on the device."""
+    fetched_s: np.ndarray
+    stored_s: np.ndarray
+    returned_s: np.ndarray
+    """New parameters that the host made: fetched, or of layers that keep them on the
+    device."""
 
     @classmethod
     def of(
         cls, profile: Profile, streams: Sequence[_Stream], share: np.ndarray
     ) -> "_Sums":
         weights = np.array([x.weights_bytes for x in profile.layers], float)
-        returned = [weights * share * ~np.array(x.on) for x in streams]
+        kept_s = weights * share / profile.host.return_bytes_per_s
         return cls(
             device_bytes=np.array([x.device_bytes for x in streams], float),
             host_bytes=np.array([x.host_bytes for x in streams], float),
-            fetched=_first_sums([x.fetched_bytes for x in streams]),
-            stored=_first_sums([x.stored_bytes for x in streams]),
-            returned=_first_sums(returned),
+            fetched_s=_first_sums([x.fetched_s for x in streams]),
+            stored_s=_first_sums([x.stored_s for x in streams]),
+            returned_s=_first_sums(
+                [x.returned_s + kept_s * ~np.array(x.on) for x in streams]
+            ),
         )
 
 

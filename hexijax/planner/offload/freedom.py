@@ -96,7 +96,7 @@ def free_bound_s(profile: Profile, allowed: Allowed | None = None) -> float:
     def add(name: str, pick: cp_model.IntVar, seconds: float) -> None:
         loads.setdefault(name, []).append(pick * int(seconds / TICK_S))
 
-    for own, row in zip(layers, picks, strict=True):
+    for i, (own, row) in enumerate(zip(layers, picks, strict=True)):
         kept.append(cp_model.LinearExpr.sum([0 * row[0]]))
         working.append(cp_model.LinearExpr.sum([0 * row[0]]))
         for chosen, pick in zip(every, row, strict=True):
@@ -104,14 +104,15 @@ def free_bound_s(profile: Profile, allowed: Allowed | None = None) -> float:
             add("compute", pick, m * (own.forward_s[policy] + own.backward_s[policy]))
             held, away = 0, 0
             if chosen.weights is Weights.STREAMED:
-                add("in", pick, own.weights_bytes / host.in_bytes_per_s)
+                moved = own.weights_bytes, own.weights_pieces
+                add("in", pick, profile.in_s(*moved))
                 away += own.weights_bytes
             else:
                 held += own.weights_bytes
             if chosen.kept is Kept.HOST:
                 left = m * own.kept_bytes[policy]
-                add("in", pick, left / host.in_bytes_per_s)
-                add("out", pick, left / host.out_bytes_per_s)
+                add("in", pick, profile.in_s(left, m * own.kept_pieces))
+                add("out", pick, profile.out_s(left, m * own.kept_pieces))
                 away += own.kept_bytes[policy]
             else:
                 kept[-1] += pick * (own.kept_bytes[policy] // MIB)
@@ -123,12 +124,13 @@ def free_bound_s(profile: Profile, allowed: Allowed | None = None) -> float:
                         held += own.state_bytes
                     case State.STREAMED:
                         add("compute", pick, own.resident_update_s)
-                        add("in", pick, own.state_bytes / host.in_bytes_per_s)
-                        add("out", pick, own.state_bytes / host.out_bytes_per_s)
+                        come_s, leave_s = profile.state_s(i)
+                        add("in", pick, come_s)
+                        add("out", pick, leave_s)
                         away += own.state_bytes
                     case State.HOST:
                         grads = own.homed_params * GRAD_BYTES
-                        add("out", pick, grads / host.out_bytes_per_s)
+                        add("out", pick, profile.grads_s(i))
                         add("host", pick, own.homed_params / host.update_params_per_s)
                         away += own.state_bytes + grads
             resting.append(pick * (held // MIB))

@@ -19,13 +19,20 @@ from hexijax.costs.compute import fused_attention, layer_times
 from hexijax.costs.host_rates import host_side
 from hexijax.costs.instructions import mesh_shape
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import STATE_BYTES, chunks_on_device
+from hexijax.costs.memory import (
+    STATE_BYTES,
+    chunks_on_device,
+    leaf_shard,
+    shard_size,
+)
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import Temps
-from hexijax.layers.chain import ITEM_BYTES, Chain, Remat
+from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
 from hexijax.plan.plan import Memory, Stage
 from hexijax.planner.offload.choice import GRAD_BYTES, LayerProfile, Profile
-from hexijax.program.buckets import CHUNK_SIZE
+from hexijax.program.buckets import chunks
+from hexijax.program.program import Site
+from hexijax.program.resting import count_arrays, used_as
 
 WAITING = 4
 """Borders that come from the host and go there at once, activations and cotangents."""
@@ -99,6 +106,7 @@ def stage_profile(
         last = i == stop - 1
         own = _own_params(chain, stage, i)
         homed = -(-own // stage.lanes)
+        cut = _chunks(chain, stage, i, moments)
         held = held_bytes(chain, (i, i + 1), stage.tensor, stage.dtype)
         shared_s = (
             own * (stage.lanes - 1) / stage.lanes / link.bytes_per_s
@@ -124,9 +132,12 @@ def stage_profile(
                 weights_bytes=_own_weights(chain, stage, i, held.handed),
                 grads_bytes=own * GRAD_BYTES,
                 state_bytes=homed * STATE_BYTES * (1 + moments),
-                chunk_bytes=-(-_chunk_params(chain, stage, i) // stage.lanes)
+                chunk_bytes=-(-cut.largest // stage.lanes)
                 * STATE_BYTES
                 * (1 + moments),
+                state_pieces=cut.state,
+                weights_pieces=cut.leaves,
+                kept_pieces=rounds,
                 kept_bytes={
                     p: (0 if waits else live * border)
                     # What the loss keeps, its backward uses at once.
@@ -164,26 +175,51 @@ def stage_profile(
 def _own_params(chain: Chain, stage: Stage, layer: int) -> int:
     """Parameters that train and that no layer of the stage before it uses."""
     return sum(
-        leaf.size if leaf.tensor_dim is None else -(-leaf.size // stage.tensor)
+        leaf_shard(leaf, stage.tensor)
         for name in chain.layers[layer].groups
         for leaf in chain.group(name).leaves
         if leaf.trainable and _is_first(chain, stage, name, layer)
     )
 
 
-def _chunk_params(chain: Chain, stage: Stage, layer: int) -> int:
-    """Of the largest chunk: as many leaves as fit, or one of two chunks or less."""
-    largest = max(
-        (
-            leaf.size if leaf.tensor_dim is None else -(-leaf.size // stage.tensor)
-            for name in chain.layers[layer].groups
-            for leaf in chain.group(name).leaves
-            if leaf.trainable and _is_first(chain, stage, name, layer)
-            if leaf.size <= 2 * CHUNK_SIZE
-        ),
-        default=0,
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Chunks:
+    """What a layer's state is cut into where it rests in host memory."""
+
+    largest: int
+    """Parameters of the largest, all lanes together."""
+    state: int
+    """Arrays in which all of it comes."""
+    leaves: int
+    """Arrays of parameters."""
+
+
+def _chunks(chain: Chain, stage: Stage, layer: int, moments: int) -> _Chunks:
+    """Of parameters that train and that no layer of the stage before it uses."""
+    groups = [
+        chunk
+        for name in chain.layers[layer].groups
+        if _is_first(chain, stage, name, layer) and chain.group(name).trainable
+        for chunk in chunks(chain.group(name), lanes=stage.lanes)
+    ]
+    return _Chunks(
+        largest=max((shard_size(x, stage.tensor) for x in groups), default=0),
+        state=sum(_state_arrays(chain, stage, group, moments) for group in groups),
+        leaves=sum(len(group.leaves) for group in groups),
     )
-    return max(largest, min(CHUNK_SIZE, _own_params(chain, stage, layer)))
+
+
+def _state_arrays(chain: Chain, stage: Stage, group: Group, moments: int) -> int:
+    return sum(
+        count_arrays(
+            [leaf.size for leaf in group.leaves],
+            [leaf.dtype == "float32" for leaf in group.leaves],
+            [used_as(chain, stage, x, group) != x.dtype for x in group.leaves],
+            site=Site.STREAMED,
+            devices=len(stage.devices),
+            moments=moments,
+        )
+    )
 
 
 def _own_weights(chain: Chain, stage: Stage, layer: int, handed: int) -> int:

@@ -185,4 +185,4 @@ def _at_rates(profile: Profile, bytes_per_s: float, params_per_s: float) -> Prof
         return_bytes_per_s=bytes_per_s,
         update_params_per_s=params_per_s,
     )
-    return dataclasses.replace(profile, host=host)
+    return dataclasses.replace(profile, host=host, piece_s=0.0)

@@ -11,7 +11,6 @@ import enum
 
 from hexijax.planner.offload.choice import (
     CHUNK_SLOTS,
-    GRAD_BYTES,
     RESIDUAL_SLOTS,
     WEIGHT_SLOTS,
     Choice,
@@ -211,9 +210,10 @@ class _Builder:
 
     def _weights_s(self, j: int) -> float:
         """To bring a layer's streamed parameters."""
-        on_host = self._choice[j].state is State.HOST
-        rate = self._host.return_bytes_per_s if on_host else self._host.in_bytes_per_s
-        return self._profile.layers[j].weights_bytes / rate
+        own = self._profile.layers[j]
+        if self._choice[j].state is State.HOST:
+            return own.weights_bytes / self._host.return_bytes_per_s
+        return self._profile.in_s(own.weights_bytes, own.weights_pieces)
 
     def _fetch(self, use: tuple[int, int, bool]) -> int | None:
         """The task that brings what a pass reads, made where it comes first."""
@@ -251,7 +251,7 @@ class _Builder:
             after.append(fetch)
         on_host = chosen.kept is Kept.HOST
         if not forward and on_host:
-            back_s = own.kept_bytes[policy] / self._host.in_bytes_per_s
+            back_s = self._profile.in_s(own.kept_bytes[policy], own.kept_pieces)
             # In the order of uses: the slots are few.
             before = [self._left[m, j], *self._came]
             back = self._add(f"coming{j}.{m}", Queue.IN, back_s, at, at, before, j)
@@ -276,7 +276,7 @@ class _Builder:
         if not forward and on_host:
             self.tasks[after[-1]].until = task
         if forward and on_host:
-            out_s = own.kept_bytes[policy] / self._host.out_bytes_per_s
+            out_s = self._profile.out_s(own.kept_bytes[policy], own.kept_pieces)
             out = self._add(f"leaving{j}.{m}", Queue.OUT, out_s, at, at, [task], j)
             self.tasks[task].takes, self.tasks[task].until = "leaving", out
             self._left[m, j] = out
@@ -300,7 +300,9 @@ class _Builder:
         grads = [*made, ready]
         streamed = chosen.weights is Weights.STREAMED
         share = own.homed_params / own.num_params
-        to_host_bytes = own.weights_bytes * share if streamed else 0.0
+        store_s = 0.0
+        if streamed:
+            store_s = self._profile.out_s(own.weights_bytes * share, own.weights_pieces)
         match chosen.state:
             case State.DEVICE:
                 last = self._add(
@@ -314,12 +316,13 @@ class _Builder:
                 )
                 self.tasks[last].frees = True
                 if streamed:
-                    out_s = to_host_bytes / host.out_bytes_per_s
-                    last = self._add(f"store{j}", Queue.OUT, out_s, due, at, [last], j)
+                    last = self._add(
+                        f"store{j}", Queue.OUT, store_s, due, at, [last], j
+                    )
             case State.STREAMED:
-                last = self._streamed(j, due, at, ready, grads, to_host_bytes)
+                last = self._streamed(j, due, at, ready, grads, store_s)
             case State.HOST:
-                out_s = own.homed_params * GRAD_BYTES / host.out_bytes_per_s
+                out_s = self._profile.grads_s(j)
                 out = self._add(f"grads{j}", Queue.OUT, out_s, due, at, made, j)
                 self.tasks[out].frees = True
                 update_s = own.homed_params / host.update_params_per_s
@@ -341,12 +344,12 @@ class _Builder:
         at: int,
         ready: int,
         grads: list[int],
-        to_host_bytes: float,
+        store_s: float,
     ) -> int:
         """State through the device in pieces; the last task the parameters wait for."""
-        own, host = self._profile.layers[j], self._host
-        in_s = own.state_bytes / PIECES / host.in_bytes_per_s
-        out_s = (own.state_bytes + to_host_bytes) / PIECES / host.out_bytes_per_s
+        own = self._profile.layers[j]
+        in_s, out_s = (seconds / PIECES for seconds in self._profile.state_s(j))
+        out_s += store_s / PIECES
         update, out = -1, -1
         for piece in range(PIECES):
             come = self._add(f"state{j}.{piece}", Queue.IN, in_s, due, at, [], j)
@@ -364,7 +367,7 @@ class _Builder:
             self.tasks[come].takes, self.tasks[come].until = "state", out
             self.tasks[come].after.append((out, 1))
         self.tasks[update].frees = True
-        return out if to_host_bytes else update
+        return out if store_s else update
 
     def _wrap(self) -> None:
         """Edges from one step to the next that are not an update's."""
