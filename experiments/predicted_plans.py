@@ -12,6 +12,7 @@ the planner finds for the two cards, which experiments.bench_equal measures.
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import random
@@ -24,6 +25,9 @@ from hexijax.cluster import Cluster
 from hexijax.layers.chain import Chain
 from hexijax.planner import PlanOptions, make_plan
 from hexijax.report.judged import judge
+
+LARGEST = 16
+"""Samples of a microbatch that a profile has by itself."""
 
 
 def drawn(of: Cell, chain: Chain, cluster: Cluster, seed: int) -> dict[str, Promise]:
@@ -44,7 +48,9 @@ def equal(of: Cell, chain: Chain, cluster: Cluster) -> dict[str, Promise]:
         cluster,
         batch_size=of.batch_size,
         dtype=problem.training.dtype,
-        options=PlanOptions.of(problem.training),
+        options=dataclasses.replace(
+            PlanOptions.of(problem.training), max_microbatch_size=LARGEST
+        ),
     )
     return {"ours": promised(judge("ours", plan, problem))}
 

@@ -94,7 +94,7 @@ CELLS = {
         config=_large_config(),
         cluster="h200_x2.toml",
         sizes=(2, 3, 4, 6, 8),
-        samples=(8, 32),
+        samples=(8, 24),
         batch_size=256,
     ),
     "small": Cell(

@@ -30,12 +30,12 @@ from hexijax.report.judged import Judged, judge
 from hexijax.runtime.profiling import even_segments
 
 KINDS = {
-    "one card": 8,
+    "one card": 7,
     "uneven batches": 3,
     "pipeline": 5,
     "tensor": 2,
     "lanes": 1,
-    "offloaded": 4,
+    "offloaded": 3,
 }
 """How many of each are drawn."""
 
@@ -48,6 +48,9 @@ FULLEST = 0.95
 CAPS = (0.4, 0.55, 0.7, 0.85)
 """Parts of what one card's plan takes with all of it resident: the memory that an
 offloaded plan is made for."""
+
+LONGEST_S = 1.6
+"""A predicted step; a longer one costs machine time and tells no more."""
 
 TRIES = 200
 """After which a kind is said not to fit."""
@@ -101,12 +104,12 @@ class Drawing:
                 > FULLEST * self._cluster.device(name).usable_memory_bytes
                 for name, parts in judged.memory.items()
             )
-            if not full and plan not in seen:
+            if not full and judged.step_s <= LONGEST_S and plan not in seen:
                 return judged
         raise UserError(
-            f"None of {TRIES} drawn plans of kind {kind!r} was new and fitted "
-            f"{FULLEST:.0%} of the cards' memory. Draw fewer of that kind, or smaller "
-            "microbatches."
+            f"None of {TRIES} drawn plans of kind {kind!r} was new, fitted "
+            f"{FULLEST:.0%} of the cards' memory and had a step of {LONGEST_S:g} s or "
+            "less. Draw fewer of that kind, or smaller microbatches."
         )
 
     def judged(self, plan: Plan) -> Judged:
