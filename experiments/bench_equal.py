@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benching import Bench
+from experiments.benching import Bench, Child
 from experiments.emulated.bench import torch_command
 from experiments.equal.table import summary
 from experiments.predicted.cells import cell
 from experiments.predicted.listing import Listed, digest, read_list
 
-SWEEP = ("none:8", "none:16", "half:16", "full:8", "full:16")
+SWEEP = ("none:8", "none:16", "full:8", "full:16")
 """Checkpointing and microbatches of FSDP2."""
 
 PARTS = ("ours", "plain", "fsdp")
@@ -33,28 +33,89 @@ MOST_S = {"ours": 120.0, "plain": 150.0, "fsdp": 260.0}
 """Of each part."""
 
 
-def ours(bench: Bench, listed: Listed, path: Path, steps: int) -> None:
-    """The plan of the list."""
-    ((name, promise),) = listed.promises.items()
-    chain, gate = bench.work / "chain.json", bench.work / "gate"
-    chain.write_text(json.dumps(cell(listed.cell).chain().to_json()))
-    gate.touch()
-    result = bench.work / "ours.json"
-    command = bench.python(
-        "experiments.predicted.running",
-        *(path, name, chain, result, "--gate", gate, "--steps", steps),
-    )
-    try:
-        bench.start("ours", [0, 1], *command).wait(MOST_S["ours"])
-    finally:
-        found = json.loads(result.read_text()) if result.exists() else {}
-        for word in ("card", "jax"):
-            bench.rows["what"][word] = found.pop(word, "")
-        bench.found["ours"] = {
-            "predicted_s": promise.step_s,
-            "promised_bytes": dict(promise.memory_bytes),
-            **found,
-        }
+class Equal:
+    """The parts, each a child that is started at once and uses cards at its turn."""
+
+    def __init__(self, bench: Bench, path: Path, steps: int):
+        self._bench, self._path, self._steps = bench, path, steps
+        self._listed: Listed = read_list(path)
+        self._children: dict[str, Child] = {}
+
+    @property
+    def sequences(self) -> int:
+        """Of a step."""
+        return cell(self._listed.cell).batch_size
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """A part's child, which waits for its gate."""
+        gate = self._gate(name)
+        self._children[name] = self._bench.start(
+            name, [0, 1], *command, "--gate", str(gate)
+        )
+
+    def start_ours(self) -> None:
+        """The plan of the list."""
+        ((name, _),) = self._listed.promises.items()
+        chain = self._bench.work / "chain.json"
+        chain.write_text(json.dumps(cell(self._listed.cell).chain().to_json()))
+        command = self._bench.python(
+            "experiments.predicted.running",
+            *(self._path, name, chain, self._result("ours")),
+            *("--steps", self._steps, "--warm", 0),
+        )
+        self.start("ours", command)
+
+    def start_plain(self, sizes: Sequence[int] | None) -> None:
+        """One program for both cards, in plain JAX."""
+        command = self._bench.python(
+            "experiments.equal.plain",
+            *(self._listed.cell, self._result("plain"), "--steps", self._steps),
+            *("--microbatches", *(sizes or [a_card(self._listed)])),
+        )
+        self.start("plain", command)
+
+    def start_fsdp(self, cells: Sequence[str]) -> None:
+        """PyTorch's FSDP2."""
+        script = str(Path(__file__).parent / "peers" / "torch_fsdp.py")
+        command = torch_command(
+            2,
+            script,
+            *("--model", "1.35B" if self._listed.cell == "llama" else "small"),
+            *("--sequences", self.sequences // 2, "--steps", self._steps),
+            *("--sweep", *cells),
+        )
+        self.start("fsdp", command)
+
+    def finish(self, name: str) -> None:
+        """Opens a part's gate, waits, and keeps what it wrote or printed, also of a run
+        that fails."""
+        child, found = self._children[name], self._bench.found
+        self._gate(name).touch()
+        try:
+            child.wait(MOST_S[name])
+        finally:
+            if name == "fsdp":
+                lines = child.log.read_text(errors="replace").splitlines()
+                found[name] = [read(x) for x in lines if "tokens_per_s=" in x]
+            elif self._result(name).exists():
+                found[name] = json.loads(self._result(name).read_text())
+        if name == "ours":
+            ((_, promise),) = self._listed.promises.items()
+            for word in ("card", "jax"):
+                self._bench.rows["what"][word] = found[name].pop(word)
+            found[name]["predicted_s"] = promise.step_s
+            found[name]["promised_bytes"] = dict(promise.memory_bytes)
+
+    def stop(self) -> None:
+        """Ends what still runs."""
+        for child in self._children.values():
+            child.stop()
+
+    def _gate(self, name: str) -> Path:
+        return self._bench.work / f"{name}.gate"
+
+    def _result(self, name: str) -> Path:
+        return self._bench.work / f"{name}.json"
 
 
 def a_card(listed: Listed) -> int:
@@ -65,36 +126,6 @@ def a_card(listed: Listed) -> int:
         for replica in promise.plan.replicas
         for stage in replica.stages
     )
-
-
-def plain(bench: Bench, listed: Listed, sizes: Sequence[int], steps: int) -> None:
-    """One program for both cards, in plain JAX."""
-    result = bench.work / "plain.json"
-    command = bench.python(
-        "experiments.equal.plain",
-        *(listed.cell, result, "--cards", 2, "--steps", steps),
-        *("--microbatches", *sizes),
-    )
-    bench.start("plain", [0, 1], *command).wait(MOST_S["plain"])
-    bench.found["plain"] = json.loads(result.read_text())
-
-
-def fsdp(bench: Bench, listed: Listed, cells: Sequence[str], steps: int) -> None:
-    """PyTorch's FSDP2; every line it printed is kept, also of a run that fails."""
-    script = str(Path(__file__).parent / "peers" / "torch_fsdp.py")
-    sequences = cell(listed.cell).batch_size // 2
-    command = torch_command(
-        2,
-        script,
-        *("--model", "1.35B" if listed.cell == "llama" else "small"),
-        *("--sequences", sequences, "--steps", steps, "--sweep", *cells),
-    )
-    child = bench.start("fsdp", [0, 1], *command)
-    try:
-        child.wait(MOST_S["fsdp"])
-    finally:
-        lines = child.log.read_text(errors="replace").splitlines()
-        bench.found["fsdp"] = [read(x) for x in lines if "tokens_per_s=" in x]
 
 
 def read(line: str) -> dict[str, Any]:
@@ -132,22 +163,22 @@ def main() -> None:
     )
     bench.rows["what"]["cards"] = 2
     bench.found["list"] = {"file": args.plans.name, "digest": digest(args.plans)}
-    bench.found["batch_size"] = cell(listed.cell).batch_size
-    todo: Mapping[str, Callable[[], None]] = {
-        "ours": functools.partial(ours, bench, listed, args.plans, args.steps),
-        "plain": functools.partial(
-            plain,
-            bench,
-            listed,
-            args.plain_microbatches or [a_card(listed)],
-            args.steps,
-        ),
-        "fsdp": functools.partial(fsdp, bench, listed, args.sweep, args.steps),
-    }
 
     def call() -> None:
-        for part in args.parts:
-            bench.part(part, todo[part])
+        equal = Equal(bench, args.plans, args.steps)
+        bench.found["batch_size"] = equal.sequences
+        starts: Mapping[str, Callable[[], None]] = {
+            "ours": equal.start_ours,
+            "plain": functools.partial(equal.start_plain, args.plain_microbatches),
+            "fsdp": functools.partial(equal.start_fsdp, args.sweep),
+        }
+        try:
+            for part in args.parts:
+                starts[part]()
+            for part in args.parts:
+                bench.part(part, functools.partial(equal.finish, part))
+        finally:
+            equal.stop()
 
     bench.run(call, summary)
 

@@ -7,7 +7,7 @@ Expect:  docs/performance.md
 
 Each plan runs in a process of its own, since peaks of memory are counted from its
 start: two steps to warm up, then ``--steps``. Plans of one card run two at a time. What
-the time does not reach is said and kept.
+the time does not reach is said and kept; ``--before FILE`` goes on with it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from experiments.benching import Bench
 from experiments.predicted.cells import cell
 from experiments.predicted.listing import digest, read_list
-from experiments.predicted.measuring import measure_all
+from experiments.predicted.measuring import known, measure_all
 from experiments.predicted.table import summary
 
 
@@ -26,6 +26,7 @@ def main() -> None:
     parser.add_argument("--plans", type=Path, required=True, help="the list")
     parser.add_argument("--cards", type=int, default=2)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--before", type=Path, help="results of an earlier run")
     parser.add_argument("--seconds", type=float, default=560.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_predicted"))
     args = parser.parse_args()
@@ -44,6 +45,8 @@ def main() -> None:
         chain = bench.work / "chain.json"
         made = cell(listed.cell).chain()
         chain.write_text(json.dumps(made.to_json()))
+        if args.before:
+            known(bench, args.before)
         measure_all(bench, args.plans, listed, chain, args.cards, args.steps)
 
     bench.run(call, summary)

@@ -1,8 +1,9 @@
 """The plain program on all cards, in a process of its own.
 
-    python -m experiments.equal.plain CELL RESULT --cards 2 --microbatches 8 16
+    python -m experiments.equal.plain CELL RESULT --microbatches 8 16 --gate FILE
 
-Each microbatch is tried on a short step; the fastest is then measured.
+Each microbatch is tried on a short step; the fastest is then measured. The cards are
+opened when the gate, a file, is there.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from experiments.bench_llama import measure, optimizer
 from experiments.peers.plain_lanes import PlainLanes
 from experiments.predicted.cells import Cell, cell
+from experiments.predicted.running import wait_for
 
 TRY_SEQUENCES = 32
 """Of a card, in the step by which a microbatch is chosen."""
@@ -68,8 +70,10 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=2)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8])
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--gate", type=Path, required=True)
     args = parser.parse_args()
     of = cell(args.cell)
+    wait_for(args.gate)
     tried: dict[int, float] = {}
     if len(args.microbatches) > 1:
         for size in args.microbatches:
@@ -78,7 +82,7 @@ def main() -> None:
     size = min(tried, key=tried.__getitem__) if tried else args.microbatches[0]
     plain = make(of, size, of.batch_size // args.cards, args.cards)
     found: dict[str, Any] = {"microbatch": size, "tried_s": tried}
-    found |= measure(stepper(of, plain), args.steps)
+    found |= measure(stepper(of, plain), args.steps + 1, warm=0)
     tokens = of.batch_size * of.make().tokens_per_sample
     found["tokens_per_s"] = tokens / found["step_s"]
     args.result.write_text(json.dumps(found, indent=1))

@@ -257,7 +257,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--sweep", nargs="+", metavar="REMAT:MICROBATCH")
     parser.add_argument("--sequences", type=int, default=64, help="of a card; --sweep")
+    parser.add_argument(
+        "--gate", help="a file that is waited for before cards are used"
+    )
     args = parser.parse_args()
+    while args.gate and not os.path.exists(args.gate):
+        time.sleep(0.05)
     rank = int(os.environ["LOCAL_RANK"])
     if DEVICE == "cuda":
         torch.cuda.set_device(rank)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from experiments.predicted.cells import Cell
+from experiments.predicted.listing import known_sizes
 from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain, Remat
@@ -30,12 +31,12 @@ from hexijax.report.judged import Judged, judge
 from hexijax.runtime.profiling import even_segments
 
 KINDS = {
-    "one card": 7,
+    "one card": 8,
     "uneven batches": 3,
     "pipeline": 5,
     "tensor": 2,
     "lanes": 1,
-    "offloaded": 3,
+    "offloaded": 2,
 }
 """How many of each are drawn."""
 
@@ -49,7 +50,7 @@ CAPS = (0.4, 0.55, 0.7, 0.85)
 """Parts of what one card's plan takes with all of it resident: the memory that an
 offloaded plan is made for."""
 
-LONGEST_S = 1.6
+LONGEST_S = 1.2
 """A predicted step; a longer one costs machine time and tells no more."""
 
 TRIES = 200
@@ -57,6 +58,9 @@ TRIES = 200
 
 TRIES_UNDER_A_CAP = 20
 """After which an offloaded plan is given a tenth more."""
+
+WHOLE = 0.4
+"""Part of the stages that are compiled as one."""
 
 A_SEGMENT = 4
 """Layers that are compiled as one where a stage is not."""
@@ -148,12 +152,13 @@ class Drawing:
         return self._plan([replica], schedule)
 
     def _wide(self, *, tensor: int) -> Plan:
-        """One stage on both cards."""
+        """One stage on both cards, of a microbatch whose times are known."""
         lanes = len(self._names) // tensor
         stage = dataclasses.replace(
             self._stage(self._names), tensor=tensor, lanes=lanes
         )
-        size = self._rng.choice(self._cell.sizes) * lanes
+        sizes = known_sizes(self._chain, self._cluster, stage, max(self._cell.sizes))
+        size = self._rng.choice(sizes or self._cell.sizes) * lanes
         return self._plan([self._replica([stage], size, cards=2)])
 
     def _offloaded(self, number: int) -> Plan:
@@ -260,7 +265,7 @@ class Drawing:
 
     def _segments(self, start: int, stop: int) -> tuple[int, ...]:
         """The whole stage, or runs of few layers."""
-        if self._rng.random() < 0.5:
+        if self._rng.random() < WHOLE:
             return (stop - start,)
         ends: list[int] = []
         end = 0

@@ -18,7 +18,7 @@ from hexijax.costs.measured import Basis
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
-from hexijax.plan.plan import Plan
+from hexijax.plan.plan import Plan, Stage
 from hexijax.report.folder import write_json
 from hexijax.report.judged import Judged
 
@@ -126,27 +126,46 @@ def promised(judged: Judged) -> Promise:
     )
 
 
+def known_sizes(chain: Chain, cluster: Cluster, stage: Stage, most: int) -> list[int]:
+    """Samples of a lane's microbatch, up to ``most``, for which every layer's times
+    were measured on the stage's mesh, or lie between measured ones."""
+    return [
+        samples
+        for samples in range(1, most + 1)
+        if not _guessed(chain, cluster, stage, samples)
+    ]
+
+
 def check_measured(plan: Plan, chain: Chain, cluster: Cluster) -> None:
     """Every layer's times must follow from measured ones.
 
     Raises:
-      UserError: some would be reckoned from the data sheet.
+      UserError: some would be reckoned from the data sheet, or from other microbatches
+        alone.
     """
     for replica in plan.replicas:
         for stage in replica.stages:
-            mesh = MeshShape(
-                profile=cluster.device(stage.devices[0]).profile,
-                dtype=stage.dtype,
-                lanes=stage.lanes,
-                tensor=stage.tensor,
-            )
             samples = replica.microbatch_size // stage.lanes
-            basis = time_basis(chain, mesh, samples)
-            if Basis.ROOFLINE in basis:
+            count = _guessed(chain, cluster, stage, samples)
+            if count:
+                kind = cluster.device(stage.devices[0]).kind
                 raise UserError(
-                    f"{basis[Basis.ROOFLINE]} of {len(chain.layers)} layers have no "
-                    f"measured time on {mesh.profile.kind} in {stage.dtype}, tensor "
-                    f"degree {stage.tensor}: the profile is of another model, or the "
-                    "chain was traced by another version of JAX. Give the chain of "
-                    "the machine that was profiled (--chain), or draw there."
+                    f"{count} of {len(chain.layers)} layers have no measured time on "
+                    f"{kind} in {stage.dtype}, tensor degree {stage.tensor}, for "
+                    f"microbatches of {samples}: the profile lacks them or is of "
+                    "another model, or the chain was traced by another version of JAX. "
+                    "Give the chain of the machine that was profiled (--chain), or "
+                    "draw there."
                 )
+
+
+def _guessed(chain: Chain, cluster: Cluster, stage: Stage, samples: int) -> int:
+    """Layers whose times on the stage's mesh neither were measured nor lie between."""
+    mesh = MeshShape(
+        profile=cluster.device(stage.devices[0]).profile,
+        dtype=stage.dtype,
+        lanes=stage.lanes,
+        tensor=stage.tensor,
+    )
+    basis = time_basis(chain, mesh, samples)
+    return sum(basis.get(each, 0) for each in (Basis.ROOFLINE, Basis.EXTRAPOLATED))

@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments.benching import LEAST_S, Bench, Child
 from experiments.predicted.listing import Listed
+from hexijax.errors import UserError
 from hexijax.plan.plan import Memory, Plan
 
 MOST_S = 150.0
@@ -70,17 +71,37 @@ def on_host(plan: Plan) -> bool:
     )
 
 
+def known(bench: Bench, before: Path) -> None:
+    """Takes over what an earlier run has measured of the same list.
+
+    Raises:
+      UserError: it was of another list.
+    """
+    rows = json.loads(before.read_text())
+    theirs, ours = rows["predicted"]["list"], bench.found["list"]
+    if theirs != ours:
+        raise UserError(
+            f"{before} has measured the list {theirs['file']} ({theirs['digest']}), "
+            f"and {ours['file']} ({ours['digest']}) is asked for. Go on with the same "
+            "list, or leave --before out."
+        )
+    plans = rows["predicted"]["plans"]
+    bench.found["plans"] = {k: row for k, row in plans.items() if "step_s" in row}
+    bench.rows["what"] |= {k: rows["what"][k] for k in ("card", "jax")}
+
+
 def measure_all(
     bench: Bench, path: Path, listed: Listed, chain: Path, cards: int, steps: int
 ) -> None:
     """Every plan, as long as time is left; what was not run is in ``left``."""
     rows = bench.found.setdefault("plans", {})
+    done = {name for name, row in rows.items() if "step_s" in row}
     for name, promise in listed.promises.items():
-        rows[name] = {
-            "predicted_s": promise.step_s,
-            "promised_bytes": dict(promise.memory_bytes),
-        }
-    todo = turns(listed, cards)
+        rows.setdefault(name, {}).update(
+            predicted_s=promise.step_s, promised_bytes=dict(promise.memory_bytes)
+        )
+    left = {k: v for k, v in listed.promises.items() if k not in done}
+    todo = turns(dataclasses.replace(listed, promises=left), cards)
     bench.found["left"] = [name for turn in todo for name in turn]
     started = _start(bench, path, todo[0], chain, steps) if todo else []
     following: list[Started] = []

@@ -45,6 +45,7 @@ def run(
     chain: Chain,
     keep: Callable[[dict[str, Any]], None],
     steps: int,
+    warm: int,
 ) -> None:
     """Measures; ``keep`` is given what is known so far, after each part."""
     plan = listed.promises[name].plan
@@ -70,7 +71,8 @@ def run(
     def step(i: int) -> Callable[[], Any]:
         return engine.step(next(batches), i).fetch
 
-    found |= measure(step, steps)
+    # One more: from its end the first of the measured steps is timed.
+    found |= measure(step, steps + 1, warm=warm)
     tokens = plan.batch_size * experiment.tokens_per_sample
     found["tokens_per_s"] = tokens / found["step_s"]
     found["peak_bytes"] = engine.peak_bytes_by_device()
@@ -84,7 +86,8 @@ def main() -> None:
     parser.add_argument("chain", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("--gate", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=1, help="steps before them")
     args = parser.parse_args()
     listed = read_list(args.list)
     chain = Chain.from_json(json.loads(args.chain.read_text()))
@@ -95,6 +98,7 @@ def main() -> None:
         chain,
         lambda found: args.result.write_text(json.dumps(found, indent=1)) and None,
         args.steps,
+        args.warm,
     )
 
 
