@@ -59,6 +59,9 @@ def _two(first: jax.Device, second: jax.Device, size: int) -> dict[str, float]:
         "through NumPy": _median_s(lambda: jax.device_put(np.asarray(x + 0), second)),
         "all-reduce": _median_s(lambda: group.all_reduce(given)),
         "all-gather": _median_s(lambda: group.all_gather(given)),
+        "reduce-scatter": _median_s(
+            lambda: group.reduce_scatter(given, [size // 8, size // 4 - size // 8])
+        ),
     }
 
 

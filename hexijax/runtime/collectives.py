@@ -17,18 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hexijax.errors import UserError
 from hexijax.plan.plan import Place
+from hexijax.runtime.equals import Equals, kind
 from hexijax.runtime.group_shapes import Arrays, GroupShapes, Sent
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
-from hexijax.runtime.programs import struct
-
-MEMBERS = "members"
-"""The axis of the users' mesh."""
 
 
 class Packed(NamedTuple):
@@ -54,48 +49,32 @@ class Collectives(GroupShapes):
     """One group's boxes as vectors, and its users as one mesh."""
 
     @memo
-    def _mesh(self) -> Mesh:
-        """Of the users, in their order.
+    def _equals(self) -> Equals:
+        """The users' devices, in their order.
 
         Raises:
-          UserError: they are no devices of one kind and process.
+          UserError: they are not of one kind and process.
         """
         names = [name for m in self.members for name in self.layout.shape(m)[0]]
-        devices = [self.layout.devices[name] for name in names]
-        kinds = {
-            f"{d.platform} {d.device_kind}, process {d.process_index}": name
-            for d, name in zip(devices, names, strict=True)
-        }
+        devices = tuple(self.layout.devices[name] for name in names)
+        kinds = {kind(d): name for d, name in zip(devices, names, strict=True)}
         if len(kinds) > 1 or len(devices) > len(self.members):
-            listed = "; ".join(f"{name} is {kind}" for kind, name in kinds.items())
+            listed = "; ".join(
+                f"{name} is {platform} {model}, process {process}"
+                for (platform, model, process), name in kinds.items()
+            )
             raise UserError(
                 f"The Program moves group {self.group.name!r} by one collective over "
                 f"{len(names)} devices, and they are unlike: {listed}. A collective "
                 "runs on devices of one kind, which one process drives. Say in the "
                 "cluster file what they are, and plan again."
             )
-        return Mesh(np.array(devices, dtype=object), (MEMBERS,))
-
-    def _over_members(self, length: int, dtype: Any) -> jax.ShapeDtypeStruct:
-        """A vector of so much on each member."""
-        where = NamedSharding(self._mesh(), PartitionSpec(MEMBERS))
-        return struct((len(self.members) * length,), dtype, where)
-
-    def _global(self, local: Sequence[jax.Array]) -> jax.Array:
-        """One vector of those that lie on the members."""
-        like = self._over_members(local[0].size, local[0].dtype)
-        return jax.make_array_from_single_device_arrays(
-            like.shape, like.sharding, [*local]
-        )
+        return Equals(devices)
 
     def _parts(self, whole: jax.Array) -> dict[Place, jax.Array]:
         """What of it lies on each member."""
-        data = {shard.device: shard.data for shard in whole.addressable_shards}
-        devices = self._mesh().devices.flat
-        return {
-            member: self._placed(member, data[device])
-            for member, device in zip(self.members, devices, strict=True)
-        }
+        parts = zip(self.members, self._equals().parts(whole), strict=True)
+        return {member: self._placed(member, part) for member, part in parts}
 
     def _placed(self, place: Place, local: jax.Array) -> jax.Array:
         """An array that lies on a place of one device, as its programs know it."""
@@ -171,24 +150,18 @@ class Collectives(GroupShapes):
     @memo
     def _all_gather(self, row: int, word: str) -> Callable[..., Any]:
         """Every member's row on every member."""
-        where = NamedSharding(self._mesh(), PartitionSpec())
-        given = (self._over_members(row, word),)
-        return self.programs.get(lambda rows: rows, given, out_shardings=where)
+        equals = self._equals()
+        return self.programs.get(
+            equals.all_gather, (equals.like(row, word),), out_shardings=equals.copied
+        )
 
     @memo
     def _reduce_scatter(self, row: int) -> Callable[..., Any]:
         """The sum of a home's rows over all members, at each home."""
-        mesh, spec = self._mesh(), PartitionSpec(MEMBERS)
-
-        def each(rows: jax.Array) -> jax.Array:
-            return jax.lax.psum_scatter(rows, MEMBERS, tiled=True)
-
-        f = jax.shard_map(
-            each, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
-        )
-        given = (self._over_members(len(self.members) * row, "float32"),)
+        equals = self._equals()
+        given = equals.like(len(self.members) * row, "float32")
         return self.programs.get(
-            f, given, out_shardings=NamedSharding(mesh, PartitionSpec(MEMBERS))
+            equals.reduce_scatter, (given,), out_shardings=equals.apart
         )
 
 

@@ -10,6 +10,10 @@ spread inside; and whatever several members of an island want crosses once.
 
 Sums are made in the order of the members inside an island, and then in the order of
 the islands: the same bits on every member, and in every run.
+
+Training's Reduce and Gather are planned ahead and never wait, so they are no calls of
+this; but what crosses is their carrier's, and the collectives of equal devices too are
+the same (``equals``).
 """
 
 import enum
@@ -20,8 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from hexijax.runtime.carrying import (
     ONE_PROCESS,
@@ -32,12 +34,14 @@ from hexijax.runtime.carrying import (
     settled,
     spot,
 )
-
-MEMBERS = "members"
-"""The axis of a mesh of members."""
+from hexijax.runtime.equals import Equals, kind
 
 DIRECT_BYTES = 64 * 1024
 """Up to here islands exchange whole sums: one message each is sooner there than two."""
+
+MOST_PADDED = 2
+"""How much longer all rows may become by padding: beyond it, copies of a sum are less
+to send."""
 
 
 class Way(enum.Enum):
@@ -80,8 +84,8 @@ class Communicator:
         a, b = self.members[source], self.members[target]
         if self._carrier.island(a) != self._carrier.island(b):
             return Way.TRANSFER
-        alike = (a.platform, a.device_kind) == (b.platform, b.device_kind)
-        return Way.MESH if alike and self._carrier.here(a) else Way.COPY
+        alike = kind(a) == kind(b) and self._carrier.here(a)
+        return Way.MESH if alike else Way.COPY
 
     @functools.cached_property
     def here(self) -> tuple[int, ...]:
@@ -122,6 +126,9 @@ class Communicator:
 
     def all_reduce(self, values: Sequence[Any]) -> list[Any]:
         """The sum of all members' arrays on each; structs of members elsewhere."""
+        if self._one_mesh:
+            summed = self._summed(self._wide(values), self.members)
+            return [_cast(x, v.dtype) for x, v in zip(summed, values, strict=True)]
         totals = self._inside(values)
         own = self._carrier.island(self.members[self.here[0]])
         leaders = {island: which[0] for island, which in self._islands.items()}
@@ -137,6 +144,8 @@ class Communicator:
           rows: how many each gets, one after another; any numbers.
         """
         assert sum(rows) == values[0].shape[0], (rows, values[0].shape)
+        if self._one_mesh and 0 < len(rows) * max(rows) <= MOST_PADDED * sum(rows):
+            return self._scattered(values, rows)
         totals = self._inside(values)
         starts = [0, *itertools.accumulate(rows)]
         parts = []
@@ -154,22 +163,32 @@ class Communicator:
 
     def _inside(self, values: Sequence[Any]) -> dict[str, Any]:
         """Each island's sum on its first member; structs of islands elsewhere."""
-        dtype = functools.reduce(jnp.promote_types, [x.dtype for x in values])
         found: dict[str, Any] = {}
         for island, which in self._islands.items():
-            shape = values[which[0]].shape
             if which[0] not in self.here:
-                found[island] = jax.ShapeDtypeStruct(shape, dtype)
+                like = values[which[0]]
+                found[island] = jax.ShapeDtypeStruct(like.shape, _promoted(values))
                 continue
-            wide = [_cast(settled(values[i]), dtype) for i in which]
+            wide = self._wide(values, which)
             devices = [self.members[i] for i in which]
             if len(which) > 1 and self._is_mesh(which):
-                summed = _psum(_mesh(tuple(devices)))(_stacked(wide, devices))
-                found[island] = _shards(summed)[devices[0]]
+                found[island], *_ = self._summed(wide, devices)
             else:
                 came = jax.device_put(wide, [devices[0]] * len(wide))
                 found[island] = _added(came)
         return found
+
+    def _wide(self, values: Sequence[Any], which: Sequence[int] = ()) -> list[Any]:
+        """What some members give, or all, in the dtype that sums are made in."""
+        dtype = _promoted(values)
+        return [_cast(settled(values[i]), dtype) for i in which or range(len(values))]
+
+    def _summed(
+        self, values: Sequence[jax.Array], devices: Sequence[jax.Device]
+    ) -> list[jax.Array]:
+        """The sum on each of equal devices."""
+        equals = Equals(tuple(devices))
+        return equals.parts(_sum(equals)(equals.whole([x[None] for x in values])))
 
     def _exchanged(self, totals: dict[str, Any], leaders: dict[str, int]) -> Any:
         """The sum over islands on this one's first member."""
@@ -223,16 +242,22 @@ class Communicator:
         return all(self.way(which[0], i) is Way.MESH for i in which)
 
     def _gathered(self, values: Sequence[Any]) -> list[Any]:
-        """By one collective: rows padded to one number, and cut."""
+        """By one collective."""
         rows = [x.shape[0] for x in values]
         if len(values) == 1 or not max(rows):
             return [self._as(i, x) for i, x in enumerate(values)]
-        dtype = functools.reduce(jnp.promote_types, [x.dtype for x in values])
-        padded = [_padded(_cast(x, dtype), max(rows)) for x in values]
-        mesh = _mesh(self.members)
-        whole = _gather(mesh, tuple(rows))(_stacked(padded, self.members))
-        shards = _shards(whole)
-        return [self._as(i, shards[d]) for i, d in enumerate(self.members)]
+        equals = Equals(self.members)
+        whole = equals.whole([_padded(x, max(rows)) for x in self._wide(values)])
+        parts = equals.parts(_gather(equals, tuple(rows))(whole))
+        return [self._as(i, x) for i, x in enumerate(parts)]
+
+    def _scattered(self, values: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+        """By one collective, too: what each is to get is padded to one number."""
+        equals = Equals(self.members)
+        given = [_parted(x, tuple(rows)) for x in self._wide(values)]
+        parts = equals.parts(_scatter(equals)(equals.whole(given)))
+        each = enumerate(zip(parts, rows, strict=True))
+        return [self._as(i, _sliced(x, 0, n)) for i, (x, n) in each]
 
     # Between.
 
@@ -314,52 +339,38 @@ def _padded(x: jax.Array, rows: int) -> jax.Array:
     return jnp.pad(x, [(0, rows - x.shape[0]), *[(0, 0)] * (x.ndim - 1)])
 
 
-def _shards(x: jax.Array) -> dict[jax.Device, jax.Array]:
-    return {shard.device: shard.data for shard in x.addressable_shards}
+@functools.partial(jax.jit, static_argnums=1)
+def _parted(x: jax.Array, rows: tuple[int, ...]) -> jax.Array:
+    """Rows one after another, each run of them padded to the longest."""
+    starts = [0, *itertools.accumulate(rows)]
+    parts = [x[a:b] for a, b in itertools.pairwise(starts)]
+    return jnp.concatenate([_padded(part, max(rows)) for part in parts])
+
+
+def _promoted(values: Sequence[Any]) -> Any:
+    return functools.reduce(jnp.promote_types, [x.dtype for x in values])
 
 
 @functools.cache
-def _mesh(devices: tuple[jax.Device, ...]) -> Mesh:
-    return Mesh(np.array(devices, dtype=object), (MEMBERS,))
-
-
-def _stacked(values: Sequence[jax.Array], devices: Sequence[jax.Device]) -> jax.Array:
-    """Equal arrays on the devices of a mesh as one, ``[members, ...]``."""
-    shape = (len(values), *values[0].shape)
-    where = NamedSharding(_mesh(tuple(devices)), PartitionSpec(MEMBERS))
-    put = jax.device_put(
-        [x[None] for x in values], [SingleDeviceSharding(d) for d in devices]
-    )
-    return jax.make_array_from_single_device_arrays(shape, where, put)
-
-
-@functools.cache
-def _psum(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+def _sum(equals: Equals) -> Callable[[jax.Array], jax.Array]:
     """``[members, ...]`` -> the sum, on every member."""
-    return jax.jit(
-        jax.shard_map(
-            lambda x: jax.lax.psum(x[0], MEMBERS),
-            mesh=mesh,
-            in_specs=PartitionSpec(MEMBERS),
-            out_specs=PartitionSpec(),
-        )
-    )
+    return jax.jit(lambda x: equals.all_reduce(x)[0], out_shardings=equals.copied)
 
 
 @functools.cache
-def _gather(mesh: Mesh, rows: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
-    """``[members, most rows, ...]`` -> the rows of all, on every member."""
+def _scatter(equals: Equals) -> Callable[[jax.Array], jax.Array]:
+    """``[members * members * rows, ...]`` -> the sum, on each member its rows."""
+    return jax.jit(equals.reduce_scatter, out_shardings=equals.apart)
+
+
+@functools.cache
+def _gather(equals: Equals, rows: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+    """``[members * most rows, ...]`` -> the rows of all, on every member."""
+    starts = [i * max(rows) for i in range(len(rows))]
 
     def f(x: jax.Array) -> jax.Array:
-        whole = jax.lax.all_gather(x[0], MEMBERS)
-        return jnp.concatenate([whole[i, :n] for i, n in enumerate(rows)])
+        whole = equals.all_gather(x)
+        parts = zip(starts, rows, strict=True)
+        return jnp.concatenate([whole[start : start + n] for start, n in parts])
 
-    return jax.jit(
-        jax.shard_map(
-            f,
-            mesh=mesh,
-            in_specs=PartitionSpec(MEMBERS),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
-    )
+    return jax.jit(f, out_shardings=equals.copied)

@@ -219,7 +219,7 @@ class Gathers(Collectives):
                 rows[m] if m in rows else self._nothing(m, row, word)()
                 for m in self.members
             ]
-            whole = self._parts(self._all_gather(row, word)(self._global(own)))
+            whole = self._parts(self._all_gather(row, word)(self._equals().whole(own)))
         to = [member for member in self.members for _ in rests]
         same = [*range(len(rests))] * len(self.members)
         copies = iter(self._copies(rests * len(self.members), to, same))

@@ -156,7 +156,7 @@ class Sums(Collectives):
         row = max(cut.row for cut in cuts.values())
         summed: dict[Place, Any] = {}
         if self._members_here:
-            summed = self._parts(self._reduce_scatter(row)(self._global(rows)))
+            summed = self._parts(self._reduce_scatter(row)(self._equals().whole(rows)))
         to = [home for home, cut in cuts.items() if cut.rest]
         copies = self._copies(rests, to * len(self.members))
         return {

@@ -47,6 +47,18 @@ def test_metrics_continue_at_the_step_that_was_saved(tmp_path: Path):
     assert [line["loss"] for line in read_metrics(path)] == [5.0, 4.0, 1.0]
 
 
+def test_who_wrote_before_adds_nothing_where_another_goes_on(tmp_path: Path):
+    """An island that led, and does not know yet that it was given up."""
+    path = tmp_path / "metrics.jsonl"
+    with closing(Metrics(path)) as stale:
+        stale.write({"step": 0, "loss": 5.0})
+        with closing(Metrics(path, continue_at=1)) as metrics:
+            stale.write({"step": 1, "loss": 9.0})
+            metrics.write({"step": 1, "loss": 4.0})
+            stale.write({"step": 2, "loss": 9.0})
+    assert [line["loss"] for line in read_metrics(path)] == [5.0, 4.0]
+
+
 def test_runs_are_numbered_and_the_last_with_a_checkpoint_is_resumed(tmp_path: Path):
     first, second = (RunFolder.new(tmp_path, "a") for _ in range(2))
     RunFolder.new(tmp_path, "a-b")

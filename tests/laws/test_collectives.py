@@ -192,7 +192,7 @@ def test_unlike_devices_never_share_a_mesh():
     object.__setattr__(runtime.layout, "devices", unlike)
     said = r"unlike: fast/0 is cpu card fast/0, process 0; fast/1 is cpu card fast/1"
     with pytest.raises(UserError, match=said):
-        runtime._mesh()
+        runtime._equals()
 
 
 def three_cards(reductions: Reductions) -> Case:
