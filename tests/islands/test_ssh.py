@@ -17,6 +17,7 @@ import pytest
 from hexijax.islands.launcher import Launcher, Outcome
 from hexijax.islands.rendezvous import Rendezvous
 from hexijax.islands.ssh import Remote, address_of, run
+from hexijax.report.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 SERVER = """\
@@ -40,6 +41,21 @@ Host a b
   LogLevel ERROR
 """
 STARTING_S = 10.0
+TINY = "tests/cli/tiny.py"
+PLAN = """\
+hexijax plan 1
+
+objective   step_time
+batch       8
+schedule    1f1b
+reductions  exact
+
+replica 0  microbatches 2  size 4  samples 8
+  stage 0  devices a/0  dtype float32  layers 0-1
+  stage 1  devices b/0  dtype float32  layers 2-3
+
+state *  even
+"""
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +183,30 @@ def test_who_is_stopped_on_its_host_is_killed_there(tmp_path: Path):
     while runs(stopped[0]) and time.monotonic() < until:
         time.sleep(0.05)  # the server has yet to see its end
     assert not runs(stopped[0])
+
+
+@pytest.mark.laws
+def test_from_the_names_of_hosts_to_a_job_with_the_numbers_of_one_process(
+    tmp_path: Path,
+):
+    lab, plan = tmp_path / "lab.toml", tmp_path / "plan.txt"
+    plan.write_text(PLAN)
+    train = (TINY, "--plan", str(plan), "--out", str(tmp_path))
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("XLA", "JAX"))}
+    for words in (
+        ("cluster", "init", "--ssh", "a,b", "-o", str(lab)),
+        ("cluster", "check", str(lab)),
+        ("launch", *train, "--ssh", str(lab)),
+        ("run", *train, "--cluster", str(lab)),
+    ):
+        command = [sys.executable, "-m", "hexijax.cli.main", *words]
+        done = subprocess.run(
+            command, cwd=ROOT, env=own, capture_output=True, text=True
+        )  # as on hosts: ssh hands no environment on
+        assert done.returncode == 0, done.stdout + done.stderr
+    apart, alone = (
+        [x["loss"] for x in read_metrics(tmp_path / f"tiny-00{i}" / "metrics.jsonl")]
+        for i in (1, 2)
+    )
+    assert len(apart) == 4
+    assert apart == alone
