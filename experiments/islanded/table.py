@@ -20,14 +20,16 @@ The model in two stages, 16 microbatches of 4 sequences, eager 1F1B: the same pl
 one process that drives both cards, and in two islands with a card each."""
 
 ABOUT_SLOW = """\
-The same on unlike cards: multiprocessors of the second were held by another program
-under NVIDIA MPS (`experiments/peers/slow_card.py`), and the plan gives it fewer layers.
-One process and islands ran one after the other while it was held, the products of both
-cards were timed before and after."""
+The model in two stages on unlike cards, 16 microbatches of 4 sequences, eager 1F1B:
+multiprocessors of the second card were held by another program under NVIDIA MPS
+(`experiments/peers/slow_card.py`), and the plan gives it fewer layers. One process and
+islands ran one after the other while it was held; the products of both cards were timed
+before and after."""
 
 ABOUT_LIMITED = """\
-The same with our sender held to a rate. The step is predicted from layers, the update
-and the smallest message's latency as they were timed in the same run."""
+The pipeline on equal cards, in islands, with our sender held to a rate. The step is
+predicted from layers and the update as they were timed in the same run {latency}."""
+TIMED, ASSUMED = "and the smallest\nmessage's latency", "and a latency\nof 0.2 ms"
 
 ABOUT_PATHS = """\
 Rates by size of a message, in GB/s of what one card sends; the smallest as its time.
@@ -59,7 +61,7 @@ def figures(found: Mapping[str, Any]) -> Iterator[Figure]:
 
 def section(found: Mapping[str, Any]) -> Iterator[str]:
     """Everything there is to show."""
-    parts = (_mixed, _pipeline, _slow, _limited, _paths)
+    parts = (_mixed, _pipeline, _limited, _slow, _paths)
     shown = [lines for part in parts if (lines := "\n".join(part(found)))]
     if failed := found.get("failed"):
         shown.append(f"What was to be measured too and failed: {', '.join(failed)}.")
@@ -122,7 +124,8 @@ def _rates(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _limited(found: Mapping[str, Any]) -> Iterator[str]:
     if not (limited := found.get("limited")):
         return
-    yield ABOUT_LIMITED
+    timed = found.get("paths", {}).get("between")
+    yield ABOUT_LIMITED.format(latency=TIMED if timed else ASSUMED)
     yield ""
     yield "| GB/s | step | predicted | over measured |"
     yield "|---|---|---|---|"
