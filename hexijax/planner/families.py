@@ -1,18 +1,19 @@
 """Layouts whose replicas are few and alike: what sums and activations cost least in.
 
-    Forms -> families, spread -> (Layout, ...), to be scored as they come
+    Forms -> families, spread, in_line -> (Layout, ...), to be scored as they come
 
 Where links are slow, sums and activations cost more than compute, and what the exact
 program over paces takes for best is far from it: how many replicas there are, how many
 nodes each spans and which devices stay out decides. The two ways of HexiScale's
 grouping: fast links inside pipelines, when each class alone is cut into replicas of
 every size and the best of each are put together; or fast links between them, when every
-replica has a share of every class, in one order, and sums stay in the node.
+replica has a share of every class, in one order, and sums stay in the node. And between
+the two: pipelines of one length, each on one kind, whose nodes may be of unlike size.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hexijax.planner.forms import Form, Forms, Slot, form_size, scales
 from hexijax.planner.mesh import Layout
@@ -35,6 +36,9 @@ MOST_UNLIKE, FEW = 2, 64
 
 MOST_ORDERED = 3
 """Kinds whose every order in a pipeline is tried."""
+
+EVERY_LENGTH = 8
+"""Stages of a pipeline up to which every number is tried."""
 
 Counts = dict[Form, int]
 """Replicas of each form."""
@@ -84,18 +88,82 @@ def spread(
       most_layers: of the model, which are most stages too.
       cost: as above.
     """
+    return _without_slowest(
+        forms, lambda used: _spread(forms, used, degrees, most_layers, cost), cost, 2
+    )
+
+
+def in_line(
+    forms: Forms, degrees: Sequence[int], most_layers: int, cost: Cost
+) -> Iterator[Layout]:
+    """Pipelines of one length or little more, each on one kind; then as above.
+
+    What joins several pipelines at a time, of all kinds, is no neighbour of theirs.
+    """
+    return _without_slowest(
+        forms, lambda used: _in_line(forms, used, degrees, most_layers, cost), cost, 1
+    )
+
+
+def _without_slowest(
+    forms: Forms,
+    layouts: Callable[[Sequence[tuple[int, ...]]], Iterable[Layout]],
+    cost: Cost,
+    fewest: int,
+) -> Iterator[Layout]:
+    """Of all kinds, then without the slowest of them, while that pays."""
     kinds = sorted(forms.kinds, key=lambda ats: -_speed(forms, ats))
     best = math.inf
-    while len(kinds) > 1:
+    while len(kinds) >= fewest:
         here = math.inf
-        used = [ats for ats in forms.kinds if ats in kinds]
-        for layout in _spread(forms, used, degrees, most_layers, cost):
+        for layout in layouts([ats for ats in forms.kinds if ats in kinds]):
             yield layout
             here = min(here, cost(layout))
         if here >= best:
             return
         best = here
         kinds.pop()
+
+
+def _in_line(
+    forms: Forms,
+    kinds: Sequence[tuple[int, ...]],
+    degrees: Sequence[int],
+    most_layers: int,
+    cost: Cost,
+) -> Iterator[Layout]:
+    """On some kinds; longer while it pays."""
+    counts = {ats: sum(forms.classes[at].count for at in ats) for ats in kinds}
+    lengths = [n for n in scales(max(counts.values())) if n > EVERY_LENGTH]
+    best, worse = math.inf, 0
+    for length in [*range(2, EVERY_LENGTH + 1), *lengths]:
+        here = math.inf
+        for degree in degrees:
+            made: Counts = {}
+            for ats in kinds:
+                replicas = max(1, counts[ats] // (length * degree))
+                for share in _shares(forms, [ats], replicas):
+                    form = _in_order(forms, ats, share, degree)
+                    made[form] = made.get(form, 0) + 1
+            layout = None
+            if max(map(len, made)) <= most_layers:
+                layout = forms.place(made)
+            if layout:
+                yield layout
+                here = min(here, cost(layout))
+        worse = worse + 1 if here > best * EQUAL else 0
+        best = min(best, here)
+        if worse >= PATIENCE:
+            return
+
+
+def _in_order(
+    forms: Forms, ats: Sequence[int], share: dict[int, int], degree: int | None
+) -> Form:
+    """A kind's part of a pipeline, class after class."""
+    return tuple(
+        slot for at in ats for slot in _run(forms, at, share.get(at, 0), degree)
+    )
 
 
 def _speed(forms: Forms, ats: Sequence[int]) -> float:
@@ -130,8 +198,7 @@ def _spread(
                 form = tuple(
                     slot
                     for ats in order
-                    for at in ats
-                    for slot in _run(forms, at, share.get(at, 0), widths[ats])
+                    for slot in _in_order(forms, ats, share, widths[ats])
                 )
                 made[form] = made.get(form, 0) + 1
             layout = None

@@ -111,7 +111,7 @@ class Fitter:
         regime: Regime = PLAIN,
         known: Known | None = None,
     ) -> None:
-        self._coarse, self._regime = coarse, regime
+        self.coarse, self._regime = coarse, regime
         self._chain = chain
         self._cluster = cluster
         self._options = options
@@ -140,19 +140,52 @@ class Fitter:
         own_split: tuple[int, ...] | None = None,
         *,
         slacks: tuple[float, ...] = SLACKS,
+        share: int = 0,
     ) -> tuple[Fitted, ...]:
         """Every microbatch size worth trying; none where nothing fits.
 
-        ``slacks``: splits of layers by how much slower they may be than the fastest.
+        Args:
+          meshes: of the replica.
+          setting: what it has in common with the others.
+          own_split: layers of each stage, where they are given.
+          slacks: splits of layers by how much slower they may be than the fastest.
+          share: samples that are one microbatch, too; 0: none.
         """
         if not _unlike(meshes):
             slacks = PACE
-        key = (self.form(meshes), setting, own_split, slacks)
+        key = (self.form(meshes), setting, own_split, slacks, share)
         if key not in self._fits:
             if not all(map(self.priced, meshes)):
                 return ()
-            self._fits[key] = tuple(self._sizes(meshes, setting, own_split, slacks))
+            if share:
+                found = self.fits(meshes, setting, own_split, slacks=slacks)
+                more = self._whole(meshes, setting, own_split, slacks, share, found)
+                self._fits[key] = (*found, *more)
+            else:
+                self._fits[key] = tuple(self._sizes(meshes, setting, own_split, slacks))
         return self._fits[key]
+
+    def _whole(
+        self,
+        meshes: Sequence[Mesh],
+        setting: Setting,
+        own_split: tuple[int, ...] | None,
+        slacks: tuple[float, ...],
+        share: int,
+        found: Sequence[Fitted],
+    ) -> tuple[Fitted, ...]:
+        """All of a share at once, unless it is one of the sizes found or much above."""
+        step = math.lcm(*(mesh.shape.lanes for mesh in meshes))
+        size = -(-share // step) * step
+        known = [fitted.option.size for fitted in found]
+        cap = self._options.max_microbatch_size
+        least = min(mesh.shape.lanes for mesh in meshes)
+        if not known or size in known or size > 2 * max(known):
+            return ()
+        if cap is not None and size // least > cap:
+            return ()
+        stages = [*meshes] * self.rounds(meshes)
+        return self._of_size(stages, [size], setting, own_split, slacks)[0]
 
     def form(self, meshes: Sequence[Mesh]) -> int:
         """Equal for meshes and links that are equal but for their names."""
@@ -182,7 +215,7 @@ class Fitter:
         cheapest_s, idle = math.inf, 0
         most = -(-setting.batch_size // step)
         cap = self._options.max_microbatch_size
-        counts = lane_sizes(most, self._options, coarse=self._coarse)
+        counts = lane_sizes(most, self._options, coarse=self.coarse)
         if cap is not None:
             counts = [c for c in counts if c * step // least <= cap]
         stages = [*meshes] * self.rounds(meshes)
@@ -190,14 +223,10 @@ class Fitter:
             size, until = count * step, i - i % TOGETHER + TOGETHER
             sizes = [c * step for c in counts[i:until]]
             worth_s = cheapest_s * (1 - NO_GAIN) * size
-            found = self._unlimited(stages, sizes, setting, own_split, slacks)
-            roomy = all(self._tables.fits(stages, size, setting, f) for f in found)
-            if not roomy:
-                free_s = min(f.option.next_s for f in found) / size
-                if self._coarse and free_s > cheapest_s * (1 - REMAT):
-                    break
-                tables = self._tables.limited(stages, sizes[:2], setting)
-                found = self._split(stages, tables, size, own_split, slacks)
+            most_s = cheapest_s * (1 - REMAT) if self.coarse else math.inf
+            found, roomy = self._of_size(
+                stages, sizes, setting, own_split, slacks, most_s
+            )
             if not found:
                 break  # nor would a larger one
             yield from found
@@ -205,10 +234,32 @@ class Fitter:
             idle = idle + 1 if least_s > worth_s else 0
             cheapest_s = min(least_s / size, cheapest_s)
             limited = not roomy or setting.budget_share == math.inf
-            if idle and self._coarse and limited:
+            if idle and self.coarse and limited:
                 break
-            if idle > (1 if self._coarse else 2) and len(meshes) > 1:
+            if idle > (1 if self.coarse else 2) and len(meshes) > 1:
                 break
+
+    def _of_size(
+        self,
+        stages: Sequence[Mesh],
+        sizes: Sequence[int],
+        setting: Setting,
+        own_split: tuple[int, ...] | None,
+        slacks: tuple[float, ...],
+        most_s: float = math.inf,
+    ) -> tuple[tuple[Fitted, ...], bool]:
+        """The best stages for the first of some sizes; whether memory is no limit.
+
+        None where nothing fits, nor where memory is one and samples cost more than so
+        many seconds without it.
+        """
+        found = self._unlimited(stages, sizes, setting, own_split, slacks)
+        if all(self._tables.fits(stages, sizes[0], setting, f) for f in found):
+            return found, True
+        if min(f.option.next_s for f in found) / sizes[0] > most_s:
+            return (), False
+        tables = self._tables.limited(stages, sizes[:2], setting)
+        return self._split(stages, tables, sizes[0], own_split, slacks), False
 
     def _unlimited(
         self,
@@ -297,16 +348,17 @@ class Fitter:
 
         Every device computes all the time, at the best of some microbatch sizes.
         """
-        rate = 0.0
-        for meshes in layout:
-            form = self.form(meshes)
-            if form not in self._rates:
-                each = (
-                    mesh.shape.lanes / self.sample_s(mesh, samples) for mesh in meshes
-                )
-                self._rates[form] = sum(each)
-            rate += self._rates[form]
+        rate = sum(self.rate(meshes, samples) for meshes in layout)
         return 1 / rate if rate else math.inf
+
+    def rate(self, meshes: Sequence[Mesh], samples: Sequence[int]) -> float:
+        """Samples a second of a replica whose devices compute all the time."""
+        form = self.form(meshes)
+        if form not in self._rates:
+            self._rates[form] = sum(
+                mesh.shape.lanes / self.sample_s(mesh, samples) for mesh in meshes
+            )
+        return self._rates[form]
 
     def sample_s(self, mesh: Mesh, samples: Sequence[int]) -> float:
         """Seconds of one sample through all layers, remat and calls left out."""

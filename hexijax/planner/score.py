@@ -32,6 +32,10 @@ from hexijax.planner.whole_batches import split_whole
 ROOMY = 1.1
 """Of a batch in proportion to a replica's speed, for which it is to have room."""
 
+MOST_WHOLE = 64
+"""Samples of a replica's share up to which it is also tried as one microbatch: sizes
+are powers of two, and of few microbatches the last is mostly padding."""
+
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
 
@@ -238,12 +242,14 @@ class Scorer:
         }
         unlike: dict[object, tuple[Fitted, ...]] = {}
         fits: list[tuple[Fitted, ...]] = []
-        for meshes, split, width, batch in zip(
-            layout, splits, widths, batches, strict=True
+        for meshes, split, width, batch, share in zip(
+            layout, splits, widths, batches, self._whole(layout), strict=True
         ):
-            key = (self.fitter.form(meshes), width, batch, split)
+            key = (self.fitter.form(meshes), width, batch, split, share)
             if key not in unlike:
-                found = self.fitter.fits(meshes, settings[width, batch], split)
+                found = self.fitter.fits(
+                    meshes, settings[width, batch], split, share=share
+                )
                 if most_samples is not None:
                     found = tuple(f for f in found if f.option.size <= most_samples)
                 if not found:
@@ -260,20 +266,27 @@ class Scorer:
         whole = self._batch_size
         if not self.regime.layered:
             return [whole] * len(layout)
-        rates = [
-            sum(
-                mesh.shape.lanes / self.fitter.sample_s(mesh, sizes_up_to(whole))
-                for mesh in meshes
-            )
-            for meshes in layout
-        ]
         return [
-            min(whole, math.ceil(ROOMY * whole * rate / sum(rates))) if rate else whole
-            for rate in rates
+            min(whole, math.ceil(ROOMY * share)) if share else whole
+            for share in self._in_proportion(layout)
         ]
 
+    def _in_proportion(self, layout: Layout) -> list[float]:
+        """Samples of each replica, were the batch split by how fast they compute."""
+        sizes = sizes_up_to(self._batch_size)
+        rates = [self.fitter.rate(meshes, sizes) for meshes in layout]
+        return [self._batch_size * rate / (sum(rates) or 1) for rate in rates]
+
+    def _whole(self, layout: Layout) -> list[int]:
+        """Samples of each replica that may be one microbatch; 0 where no share is."""
+        few = self._batch_size <= 2 * MOST_WHOLE * len(layout)
+        if not few or not self.fitter.coarse:
+            return [0] * len(layout)
+        shares = map(math.ceil, self._in_proportion(layout))
+        return [share if share <= MOST_WHOLE else 0 for share in shares]
+
     def least_s(self, layout: Layout) -> float:
-        """What a layout's step takes by formula, were memory no limit and sums free."""
+        """What a layout's step takes by formula at least: memory no limit, sums free."""
         splits = self._own_splits(layout) if self.possible(layout) else None
         if splits is None:
             return math.inf
@@ -290,7 +303,14 @@ class Scorer:
             each = unlike.setdefault(id(found), [f.option for f in found])
             options.append(each)
         shares = self._split(self._batch_size, options)
-        return end_s(shares, options) if shares else math.inf
+        if not shares:
+            return math.inf
+        sized = [(s, x[s.option]) for s, x in zip(shares, options, strict=True)]
+        # Padding is left out: a size that has less of it may be found.
+        return max(
+            option.end_s(s.microbatches) * s.samples / (s.microbatches * option.size)
+            for s, option in sized
+        )
 
     def early_cost(self, scored: Scored) -> float:
         """About what a layout scored under 1F1B costs under eager 1F1B.

@@ -20,7 +20,7 @@ from hexijax.plan.plan import Plan, PlanError
 from hexijax.planner.bound import bound_s, sizes_up_to
 from hexijax.planner.effort import FEW, Effort
 from hexijax.planner.exhaustive import every_layout
-from hexijax.planner.families import families, spread
+from hexijax.planner.families import families, in_line, spread
 from hexijax.planner.finish import Finisher
 from hexijax.planner.forms import Forms
 from hexijax.planner.found import Found, Progress
@@ -276,7 +276,10 @@ class _Search:
         yield from mixed.layouts(per_segment, bound)
         if not options.use_all_devices:
             yield from families(whole, self._cost)
-        yield from spread(whole, self._degrees, len(self._chain.layers), self._at_least)
+        most_layers = len(self._chain.layers)
+        yield from spread(whole, self._degrees, most_layers, self._at_least)
+        if not options.use_all_devices:
+            yield from in_line(whole, self._degrees, most_layers, self._at_least)
         kinds = dict.fromkeys(device.kind for device in self._cluster.devices)
         if len(kinds) == 1 or options.use_all_devices:
             return
