@@ -79,13 +79,13 @@ class Effort:
                 offloaded=math.inf,
             )
         if num_devices <= 16:
-            return cls(scored=150, played=5_000, refined=4_000, remade=7_000)
+            return cls(scored=150, played=5_000, refined=1_500, remade=7_000, varied=8)
         if num_devices <= 128 and num_kinds > 2:
             return cls(scored=400, played=30_000, refined=20_000, remade=24_000)
         if num_devices <= 128:
             return cls(scored=100, played=3_000, refined=3_000, remade=8_000)
         if num_devices <= 1024:
-            return cls(scored=200, played=16_000, refined=16_000, remade=24_000)
+            return cls(scored=200, played=32_000, refined=32_000, remade=24_000)
         return cls(
             scored=40,
             played=100_000,

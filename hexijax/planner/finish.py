@@ -30,6 +30,7 @@ from hexijax.planner.options import PlanOptions
 from hexijax.planner.refine import variants
 from hexijax.planner.regime import MINISTAGES, SINGLE, Regime
 from hexijax.planner.score import Scored, Scorer
+from hexijax.planner.state import weighted_shares
 
 PLAYED_WITHIN = 1.1
 """Layouts that are this much slower by formula than the best plan by simulation are
@@ -56,6 +57,9 @@ NOTABLE = 0.05
 NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so; and
 plans of uneven state improved."""
+
+LEANINGS = (0.0, 1 / 3)
+"""Weights of the replicas that hold less state than those of one form."""
 
 LEAST = 6
 """Layouts that are simulated however long they are."""
@@ -104,6 +108,7 @@ class Finisher:
         self._improve(scored, set())
         known, least = set(self.finished.plans), self.finished.least()
         if not self._options.even_state:
+            self._lean()
             self._store(refused, played)
         if may_offload(self._cluster, self._options):
             stored, before = set(self.finished.plans), self.finished.least()
@@ -216,6 +221,23 @@ class Finisher:
             found, self._effort.stored, lambda cost: cost < played * (1 - WORTH)
         )
         self._fit_layered(layouts, played, stateless=True)
+
+    def _lean(self) -> None:
+        """The best layout with more of its state, or all, with one kind of replicas.
+
+        Where sums are a notable part of the step, of unlike links and cards: what holds
+        the state takes in gradients and gives out parameters, and updates.
+        """
+        for _, plan in self.finished.best_layouts()[:1]:
+            weighted = self._scorer.score(self._layout(plan))
+            if weighted is None or weighted.late_s <= NOTABLE * weighted.step_s:
+                continue
+            for weights in _leanings(plan):
+                self._check_time()
+                state = weighted_shares(plan, self._chain, weights)
+                made = dataclasses.replace(plan, state=state, prediction=None)
+                if self.finished.judge.fits(made):
+                    self.finished.add(made)
 
     def _layer(self, scored: Sequence[Scored], refused: Sequence[Layout]) -> None:
         """Layouts under regimes that ask less of memory and of ways.
@@ -443,6 +465,19 @@ class Finisher:
             if not least <= replica.samples <= room:
                 return False
         return True
+
+
+def _leanings(plan: Plan) -> Iterator[list[float]]:
+    """Weights of replicas: one form's state in its place, thrice its part, or all."""
+    forms = [
+        tuple((s.dtype, s.tensor, s.lanes, s.num_layers) for s in replica.stages)
+        for replica in plan.replicas
+    ]
+    unlike = dict.fromkeys(forms)
+    if len(unlike) < 2:
+        return
+    for form, others in itertools.product(unlike, LEANINGS):
+        yield [1.0 if each == form else others for each in forms]
 
 
 def _diverse(found: Iterable[Scored]) -> list[Scored]:

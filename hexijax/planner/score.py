@@ -286,7 +286,7 @@ class Scorer:
         return [share if share <= MOST_WHOLE else 0 for share in shares]
 
     def least_s(self, layout: Layout) -> float:
-        """What a layout's step takes by formula at least: memory no limit, sums free."""
+        """What a layout's step takes at least, were memory no limit and sums free."""
         splits = self._own_splits(layout) if self.possible(layout) else None
         if splits is None:
             return math.inf

@@ -1,6 +1,7 @@
 """Where optimizer state lies when even parts do not fit: water, filled in to the brim.
 
     plan, room on each device -> state_shares -> (StateShare, ...), or None
+    plan, a weight for each replica -> weighted_shares -> (StateShare, ...)
 
 What a device computes and what it stores are two numbers (Cephalo, arXiv 2411.01075).
 State rises at one level over the devices that compute with it. A device that is full
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from hexijax.cluster import Cluster
 from hexijax.costs.memory import STATE_BYTES
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Place, Plan, StateShare
+from hexijax.plan.plan import Place, Plan, StateShare, stage_place
 from hexijax.program.boxes import users
 
 EVEN = (StateShare(groups=("*",), shares={}),)
@@ -88,6 +89,34 @@ def state_shares(
     if any(pool.left_bytes > _FULL for pool in pools):
         return None
     return _shares(pools, devices)
+
+
+def weighted_shares(
+    plan: Plan, chain: Chain, weights: Sequence[float]
+) -> tuple[StateShare, ...]:
+    """State over the devices that compute with it, more with some replicas.
+
+    Args:
+      plan: whose own shares are not looked at.
+      chain: the model.
+      weights: of each replica, any scale; where all that compute with something weigh
+        nothing, they have even parts of it.
+    """
+    devices = {place: stage.devices for place, stage in plan.stages()}
+    replica_of = {
+        stage_place(r, s): r
+        for r, replica in enumerate(plan.replicas)
+        for s in range(len(replica.stages))
+    }
+    pools = _pools(plan, chain, 0)
+    for pool in pools:
+        held = {p: weights[replica_of[p]] * len(devices[p]) for p in pool.users}
+        total = sum(held.values())
+        if total:
+            pool.held_bytes = {
+                p: pool.left_bytes * part / total for p, part in held.items()
+            }
+    return _shares([pool for pool in pools if pool.held_bytes], devices)
 
 
 def _pools(plan: Plan, chain: Chain, moments: int) -> list[_Pool]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from hexijax.planner import PlanOptions
 from hexijax.planner.bound import sizes_up_to
-from hexijax.planner.families import spread
+from hexijax.planner.families import in_line, spread
 from hexijax.planner.forms import Forms
 from hexijax.planner.mesh import Layout, MeshMaker
 from hexijax.planner.score import Scorer
@@ -29,6 +29,24 @@ def spread_under(cost: Callable[[set[str]], float]) -> Iterator[set[str]]:
 
     found = spread(forms, (1, 2), len(CHAIN.layers), lambda layout: cost(kinds(layout)))
     return map(kinds, found)
+
+
+def test_pipelines_of_one_length_cross_nodes_of_one_kind():
+    """Five cards in nodes of three and two are one pipeline of five."""
+    cluster = make_cluster(
+        [[("slow", 4)], [("slow", 2)], [("fast", 3)], [("fast", 2)]], kinds=KINDS
+    )
+    scorer = Scorer(CHAIN, cluster, 16, PlanOptions())
+    maker = MeshMaker(cluster, "float32")
+    forms = Forms(cluster, maker, scorer.fitter, degrees=(1,), sizes=sizes_up_to(16))
+    lengths: list[tuple[int, ...]] = []
+    for layout in in_line(forms, (1,), len(CHAIN.layers), len):
+        for meshes in layout:
+            assert len({mesh.shape.profile.kind for mesh in meshes}) == 1
+        used = [name for meshes in layout for mesh in meshes for name in mesh.devices]
+        assert len(used) == len(set(used))
+        lengths.append(tuple(sorted(map(len, layout))))
+    assert lengths[:3] == [(2, 2, 2, 2, 3), (3, 3, 5), (5, 6)]
 
 
 def test_the_slowest_kind_stays_out_where_that_pays():

@@ -2,20 +2,23 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster
+from hexijax.layers.known import gpt
 from hexijax.plan.checks import check
 from hexijax.plan.plan import Plan, Replica, Stage, StateShare, stage_place
 from hexijax.plan.text import parse, render
 from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
 from hexijax.planner.refine import variants
-from hexijax.planner.state import EVEN, UNIT_BYTES, state_shares
+from hexijax.planner.state import EVEN, UNIT_BYTES, state_shares, weighted_shares
 from tests.plan.examples import GIB, make_chain, make_cluster, make_kind
 
+QUICKSTART = Path(__file__).parents[2] / "experiments/clusters/quickstart.toml"
 CHAIN = make_chain(4, width=512, rows=64)
 STATE_BYTES = 12 * CHAIN.num_params
 KINDS = (make_kind("fast", tflops=10), make_kind("slow", tflops=2.5))
@@ -90,6 +93,51 @@ def test_all_state_has_a_home_and_no_home_has_more_than_its_room(
 
 def _uses(stage: Stage, layers: tuple[int, ...]) -> bool:
     return any(stage.layers[0] <= layer < stage.layers[1] for layer in layers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(form=st.sampled_from(sorted(PLANS)), data=st.data())
+def test_replicas_hold_state_by_their_weights(form: str, data: st.DataObject):
+    plan = PLANS[form]
+    count = len(plan.replicas)
+    weight = st.sampled_from((0.0, 0.25, 1.0))
+    weights = data.draw(st.lists(weight, min_size=count, max_size=count))
+    shares = weighted_shares(plan, CHAIN, weights)
+    uneven = {name: share for share in shares[1:] for name in share.groups}
+    for group in CHAIN.groups:
+        users = [p for p, s in plan.stages() if _uses(s, group.layers)]
+        wanted = {p: weights[int(p[1 : p.index(".")])] for p in users}
+        if group.name not in uneven:
+            assert len(set(wanted.values())) == 1
+            continue
+        parts = uneven[group.name].shares
+        assert parts.keys() == {p for p, w in wanted.items() if w}
+        unit, total = sum(parts.values()), sum(wanted.values())
+        for place, part in parts.items():
+            off = len(plan.replicas) * UNIT_BYTES / (4 * group.size)
+            assert abs(part / unit - wanted[place] / total) <= off
+
+
+def test_state_lies_with_the_fast_cards_where_that_saves_time():
+    """Slow cards send gradients and take parameters, and update nothing."""
+    chain = gpt(depth=6, width=256, num_heads=8, length=64)
+    cluster = Cluster.from_toml(QUICKSTART)
+    even, leaning = (
+        make_plan(
+            chain,
+            cluster,
+            batch_size=32,
+            options=PlanOptions(even_state=even, offload=False),
+        )
+        for even in (True, False)
+    )
+    check(leaning, chain, cluster)
+    holders = {place for share in leaning.state for place in share.shares}
+    kinds = {cluster.device(leaning.stage(p).devices[0]).kind for p in holders}
+    assert kinds == {"cpu-fast"}
+    assert even.prediction
+    assert leaning.prediction
+    assert leaning.prediction.step_s < 0.97 * even.prediction.step_s
 
 
 def test_a_full_device_stores_nothing_and_an_idle_one_may():
