@@ -76,7 +76,11 @@ class Bench:
     """Microbatches whose layers are timed."""
 
     def pieces(self) -> list[Piece]:
-        """All of them: what is quick first, then layers from small microbatches up."""
+        """All of them: what is quick first, then layers from small microbatches up.
+
+        Each size at all tensor degrees: a larger size is extrapolated when time ends, a
+        degree without times is left out of plans.
+        """
         first = {d.kind: d.name for d in reversed(self.cluster.devices)}
         kinds = dict.fromkeys(device.kind for device in self.cluster.devices)
         found = [self._card(kind, first[kind]) for kind in kinds]
@@ -88,7 +92,7 @@ class Bench:
         for node in self.cluster.nodes:
             found.append(self._host_update(node.name))
         meshes = {kind: self._meshes(kind) for kind in kinds}
-        for at, size in itertools.product(range(len(DEGREES)), self.sizes):
+        for size, at in itertools.product(self.sizes, range(len(DEGREES))):
             for kind, remat in itertools.product(kinds, REMATS):
                 if at < len(meshes[kind]):
                     found.append(self._layers(kind, meshes[kind][at], size, remat))
