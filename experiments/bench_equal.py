@@ -23,13 +23,14 @@ from experiments.emulated.bench import torch_command
 from experiments.equal.table import summary
 from experiments.predicted.cells import cell
 from experiments.predicted.listing import Listed, digest, read_list
+from hexijax.errors import UserError
 
 SWEEP = ("none:8", "none:16", "full:8", "full:16")
 """Checkpointing and microbatches of FSDP2."""
 
 PARTS = ("ours", "plain", "fsdp")
 
-MOST_S = {"ours": 120.0, "plain": 150.0, "fsdp": 260.0}
+MOST_S = {"ours": 120.0, "plain": 170.0, "fsdp": 260.0}
 """Of each part."""
 
 
@@ -128,6 +129,25 @@ def a_card(listed: Listed) -> int:
     )
 
 
+def known(bench: Bench, before: Path, parts: Sequence[str]) -> None:
+    """Takes over the other parts of an earlier run of the same list.
+
+    Raises:
+      UserError: it was of another list.
+    """
+    rows = json.loads(before.read_text())
+    theirs, ours = rows["equal"]["list"], bench.found["list"]
+    if theirs != ours:
+        raise UserError(
+            f"{before} has measured the list {theirs['file']} ({theirs['digest']}), "
+            f"and {ours['file']} ({ours['digest']}) is asked for. Go on with the same "
+            "list, or leave --before out."
+        )
+    others = {part: rows["equal"].get(part) for part in PARTS if part not in parts}
+    bench.found.update({part: row for part, row in others.items() if row})
+    bench.rows["what"].update({k: rows["what"][k] for k in ("card", "jax")})
+
+
 def read(line: str) -> dict[str, Any]:
     """A line of ``torch_fsdp.py``: ``whole remat=full microbatch=8 step_s=...``."""
     what, *words = line.split()
@@ -149,6 +169,7 @@ def main() -> None:
         help="of a card, of which the fastest is measured (default: ours)",
     )
     parser.add_argument("--sweep", nargs="+", default=SWEEP)
+    parser.add_argument("--before", type=Path, help="an earlier run's other parts")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=400.0, help="for all of it")
     parser.add_argument("--out", type=Path, default=Path("runs/bench_equal"))
@@ -163,6 +184,9 @@ def main() -> None:
     )
     bench.rows["what"]["cards"] = 2
     bench.found["list"] = {"file": args.plans.name, "digest": digest(args.plans)}
+
+    if args.before:
+        known(bench, args.before, args.parts)
 
     def call() -> None:
         equal = Equal(bench, args.plans, args.steps)

@@ -28,7 +28,7 @@ TRY_SEQUENCES = 32
 
 
 def make(of: Cell, size: int, sequences: int, cards: int) -> PlainLanes:
-    """Compiled at its first step."""
+    """With its weights and state."""
     dtype = of.make().dtype
     attention = "cudnn" if jax.devices()[0].platform != "cpu" else "xla"
     config = dataclasses.replace(of.config, dtype=dtype, attention=attention)
@@ -80,9 +80,23 @@ def main() -> None:
             tried[size] = tried_s(of, size, args.cards)
             gc.collect()
     size = min(tried, key=tried.__getitem__) if tried else args.microbatches[0]
+    began = time.perf_counter()
+
+    def say(what: str) -> None:
+        print(f"[{time.perf_counter() - began:5.1f} s] {what}", flush=True)
+
     plain = make(of, size, of.batch_size // args.cards, args.cards)
+    say("weights and state")
+    step = stepper(of, plain)
+
+    def told(i: int) -> Callable[[], Any]:
+        wait = step(i)
+        say(f"step {i} dispatched")
+        return wait
+
     found: dict[str, Any] = {"microbatch": size, "tried_s": tried}
-    found |= measure(stepper(of, plain), args.steps + 1, warm=0)
+    found |= measure(told, args.steps + 1, warm=0)
+    say("measured")
     tokens = of.batch_size * of.make().tokens_per_sample
     found["tokens_per_s"] = tokens / found["step_s"]
     args.result.write_text(json.dumps(found, indent=1))

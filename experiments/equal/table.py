@@ -15,6 +15,10 @@ and microbatch were tried on steps of 32 sequences a card; the fastest, and the 
 under full checkpointing, ran whole steps. A step is the median of the measured ones."""
 
 
+PARTS = {"ours": "ours", "plain": "plain JAX", "fsdp": "FSDP2"}
+"""What there is to measure, with its name for people."""
+
+
 def whole(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """FSDP2's whole steps, the fastest first."""
     rows = [row for row in found.get("fsdp", ()) if row["what"] == "whole"]
@@ -61,6 +65,10 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
             f"Ours was predicted to take {ours['predicted_s']:.3f} s; promised memory "
             f"over peak is {least:.3f} to {memory:.3f}."
         )
+    missing = [name for part, name in PARTS.items() if not found.get(part)]
+    if missing:
+        yield ""
+        yield f"What was to be measured too and was not: {', '.join(missing)}."
     tried = [row for row in found.get("fsdp", ()) if row["what"] == "try"]
     if tried:
         cells = "; ".join(

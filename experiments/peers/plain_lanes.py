@@ -82,11 +82,16 @@ class PlainLanes:
         )
 
     def init(self) -> None:
-        """Random weights, the same on every device."""
+        """Random weights, the same on every device.
+
+        Made leaf by leaf on the first: one program that draws them all takes a minute
+        to compile.
+        """
         shapes, cards = self.shapes, len(self.devices)
-        whole, by_card = self.whole, self.by_card
-        made = jax.jit(lambda: random_weights(shapes), out_shardings=whole)
-        self.master = made()
+        whole = self.whole
+        with jax.default_device(self.devices[0]):
+            made = random_weights(shapes)
+        self.master = jax.device_put(made, whole)
         make_moments = jax.jit(self.optimizer.init, out_shardings=whole)
         self.moments = make_moments(self.master)
         self.weights = jax.jit(self.cast, out_shardings=whole)(self.master)
@@ -95,7 +100,7 @@ class PlainLanes:
             acc = jax.tree.map(lambda x: jnp.zeros((cards, *x.shape)), shapes)
             return jnp.zeros(cards), acc
 
-        self.sums = jax.jit(zeros, out_shardings=by_card)()
+        self.sums = jax.jit(zeros, out_shardings=self.by_card)()
 
     def step(self, batch: np.ndarray) -> jax.Array:
         """One step on ``[samples, length + 1]`` tokens; the loss is not waited for."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from experiments.performance_table import read_runs, target_table, targets
+from experiments.predicted.listing import digest, read_list
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "docs/measured"
@@ -36,3 +37,22 @@ def test_a_target_follows_from_the_rows():
 def test_every_run_says_where_it_comes_from():
     for run in read_runs(MEASURED):
         assert {"card", "cards", "jax", "date", "command"} <= run.what.keys()
+
+
+def test_what_was_predicted_is_what_was_committed_before():
+    by_list = {
+        found["list"]["file"]: found
+        for run in read_runs(MEASURED)
+        for found in run.rows.values()
+        if "list" in found
+    }
+    assert by_list
+    for file, found in by_list.items():
+        path = ROOT / "docs/predicted" / file
+        assert digest(path) == found["list"]["digest"]
+        promises = read_list(path).promises
+        plans = found.get("plans") or {"ours": found["ours"]}
+        assert plans.keys() == promises.keys()
+        for name, promise in promises.items():
+            assert plans[name]["predicted_s"] == promise.step_s
+            assert plans[name]["promised_bytes"] == promise.memory_bytes
