@@ -15,6 +15,7 @@ from hexijax.errors import did_you_mean
 from hexijax.layers.chain import Chain
 from hexijax.plan.meshes import check_meshes, check_tensor_dims
 from hexijax.plan.plan import (
+    CHUNK_SIZE,
     Memory,
     Plan,
     PlanError,
@@ -224,6 +225,12 @@ def check_state(plan: Plan, chain: Chain, cluster: Cluster) -> None:
     groups = {group.name for group in chain.groups}
     places = {place for place, _ in plan.stages()} | {d.name for d in cluster.devices}
     named: set[str] = set()
+    if plan.chunk < 1:
+        raise PlanError(
+            f"State comes from host memory in chunks of {plan.chunk} parameters; a "
+            "chunk has one at least. Leave 'chunk' out of the plan for the usual "
+            f"{CHUNK_SIZE:,}."
+        )
     for share in plan.state:
         label = ",".join(share.groups)
         for group in share.groups:

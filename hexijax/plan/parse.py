@@ -277,6 +277,7 @@ _SETTINGS: dict[str, Reader] = {
     "schedule": lambda line: Schedule(line.choice(Schedule, "a schedule")),
     "reductions": lambda line: Reductions(line.choice(Reductions, "one of")),
     "order": lambda line: UpdateOrder(line.choice(UpdateOrder, "one of")),
+    "chunk": _whole("parameters of a chunk of state"),
     "cluster": _string("the cluster's fingerprint"),
     "chain": _string("the chain's fingerprint"),
 }

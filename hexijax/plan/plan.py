@@ -50,6 +50,10 @@ class Params(enum.StrEnum):
     where new ones are written once a step."""
 
 
+CHUNK_SIZE = 2**25
+"""Of a plan that does not say: its copies reach a link's rate."""
+
+
 class Memory(enum.StrEnum):
     """Which memory of its place holds an array."""
 
@@ -230,6 +234,10 @@ class Plan:
 
     order: UpdateOrder = UpdateOrder.FIFO
     """When updates run; the numbers are the same."""
+
+    chunk: int = CHUNK_SIZE
+    """About the most parameters whose state comes from host memory at once for its
+    update: five times as many are on a device. Fewer take less of it, and longer."""
 
     state: tuple[StateShare, ...] = (StateShare(groups=("*",), shares={}),)
     """Later entries overrule ``*``."""

@@ -103,6 +103,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "schedule": plan.schedule.value,
         "reductions": plan.reductions.value,
         "order": plan.order.value,
+        "chunk": plan.chunk,
         "cluster": plan.cluster,
         "chain": plan.chain,
         "replicas": report_replicas(plan),

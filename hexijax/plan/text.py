@@ -6,8 +6,8 @@ A line a fact: a heading, a line for each replica, stage and state share, and wh
 predicted. Every value stands behind its name, so the order of a line's fields is free.
 Left out: ``lanes`` and ``tensor`` are 1, ``segments`` is the whole stage, ``remat`` is
 none, ``params`` are kept, ``waits``, ``residuals``, a state's ``memory`` and its
-``update`` are the device, ``grads`` and ``leaving`` are 0, ``order`` is fifo,
-``samples`` fills every microbatch.
+``update`` are the device, ``grads`` and ``leaving`` are 0, ``order`` is fifo, ``chunk``
+is ``CHUNK_SIZE``, ``samples`` fills every microbatch.
 '#' starts a comment. ``docs`` of each key lie with the field it sets, in ``plan.plan``.
 """
 
@@ -19,6 +19,7 @@ from hexijax.layers.chain import Chain
 from hexijax.plan.names import fold, quote
 from hexijax.plan.parse import parse
 from hexijax.plan.plan import (
+    CHUNK_SIZE,
     FORMAT_VERSION,
     Memory,
     Params,
@@ -77,6 +78,8 @@ def _settings(plan: Plan) -> Iterator[str]:
     yield f"reductions  {plan.reductions}"
     if plan.order is not UpdateOrder.FIFO:
         yield f"order       {plan.order}"
+    if plan.chunk != CHUNK_SIZE:
+        yield f"chunk       {plan.chunk}"
     if plan.cluster:
         yield f"cluster     {quote(plan.cluster)}"
     if plan.chain:

@@ -32,10 +32,6 @@ SHARED_COUNT = 8
 and no host is more than 32 ahead of it; what comes behind is dispatched while it waits.
 """
 
-CHUNK_SIZE = 2**25
-"""Most of those whose state rests in host memory; a leaf of two chunks or less is one,
-since a segment puts parts together each time that it runs."""
-
 SLACK = 8
 """A chunk, or its one large leaf, may have one part in so many more: a bias beside its
 matrix."""
@@ -69,7 +65,7 @@ def buckets(
         at = open_at.get(key)
         limit = ALONE_SIZE if _is_alone(plan, group, stages) else shared
         if streams_state(plan, group):
-            limit = CHUNK_SIZE
+            limit = plan.chunk
         if at is None or sizes[at] + group.size > limit:
             open_at[key] = len(found)
             found.append([group])
@@ -100,21 +96,24 @@ def _parts(plan: Plan, group: Group, whole_leaves: bool) -> list[Group]:
     if not streams_state(plan, group):
         return [group]
     lanes = math.lcm(*(plan.stage(place).lanes for place in users(plan, group)))
-    return chunks(group, lanes=lanes, whole_leaves=whole_leaves)
+    return chunks(group, plan.chunk, lanes=lanes, whole_leaves=whole_leaves)
 
 
-def chunks(group: Group, *, lanes: int, whole_leaves: bool = False) -> list[Group]:
-    """The group, or where it is too large for a chunk, runs of its leaves and of parts
-    of leaves, each of rows that ``lanes`` divides."""
-    if group.size <= CHUNK_SIZE:
+def chunks(
+    group: Group, size: int, *, lanes: int, whole_leaves: bool = False
+) -> list[Group]:
+    """The group, or where it has more than ``size`` parameters, runs of its leaves and
+    of parts of leaves, each of rows that ``lanes`` divides. A leaf of two chunks or
+    less is one, since a segment puts parts together each time that it runs."""
+    if group.size <= size:
         return [group]
     leaves = group.leaves
     if not whole_leaves:
-        leaves = tuple(x for leaf in leaves for x in _rows(leaf, lanes))
+        leaves = tuple(x for leaf in leaves for x in _rows(leaf, size, lanes))
     runs: list[list[Leaf]] = [[]]
     for leaf in leaves:
         sizes = [leaf.size, *(x.size for x in runs[-1])]
-        if runs[-1] and sum(sizes) > max(CHUNK_SIZE, *sizes) + CHUNK_SIZE // SLACK:
+        if runs[-1] and sum(sizes) > max(size, *sizes) + size // SLACK:
             runs.append([])
         runs[-1].append(leaf)
     return [
@@ -125,12 +124,12 @@ def chunks(group: Group, *, lanes: int, whole_leaves: bool = False) -> list[Grou
     ]
 
 
-def _rows(leaf: Leaf, unit: int) -> list[Leaf]:
+def _rows(leaf: Leaf, size: int, unit: int) -> list[Leaf]:
     """The leaf, or where it is too large for a chunk, parts of about equal size, each
     of some units of rows along the first dim that has enough and is not split."""
     for dim, rows in enumerate(leaf.shape):
-        most = CHUNK_SIZE * rows // leaf.size // unit * unit
-        if leaf.size <= 2 * CHUNK_SIZE or dim == leaf.tensor_dim or not most:
+        most = size * rows // leaf.size // unit * unit
+        if leaf.size <= 2 * size or dim == leaf.tensor_dim or not most:
             continue
         each = -(-rows // -(-rows // most))
         each = -(-each // unit) * unit

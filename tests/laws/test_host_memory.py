@@ -93,9 +93,8 @@ FIRST = "state and parameters"
     [FIRST, *(pytest.param(x, marks=pytest.mark.laws) for x in PLANS if x != FIRST)],
 )
 def test_pinned_memory_is_what_was_promised(name: str, monkeypatch: Any):
-    monkeypatch.setattr("hexijax.program.buckets.CHUNK_SIZE", 1500)
     monkeypatch.setattr(tracing, "trace_model", _shared_trace)
-    made = plan(**PLANS[name])
+    made = dataclasses.replace(plan(**PLANS[name]), chunk=1500)
     job = dataclasses.replace(experiment(SHAPE, False), batch_size=BATCH)
     engine = Engine(job, made, chain(SHAPE), cluster(), assign(cluster()))
     engine.init()

@@ -55,7 +55,7 @@ def test_five_steps_are_the_same_bits_in_either_order(seed: int, monkeypatch: An
 
 def five_steps(case: Case, monkeypatch: Any) -> dict[str, np.ndarray]:
     """Losses and the parameters that they end with."""
-    small_chunks(case, monkeypatch)
+    case = small_chunks(case)
     engine = run(case, monkeypatch).engine
     assert bool(engine.program.drain) is (case.plan.order is UpdateOrder.PRIORITY)
     losses = [
@@ -65,10 +65,10 @@ def five_steps(case: Case, monkeypatch: Any) -> dict[str, np.ndarray]:
     return {"losses": np.array(losses), **flatten(engine.params())}
 
 
-def small_chunks(case: Case, monkeypatch: Any) -> None:
+def small_chunks(case: Case) -> Case:
     """Some leaves in each, or some rows of large ones."""
-    size = 256 if case.seed % 2 else 1500
-    monkeypatch.setattr("hexijax.program.buckets.CHUNK_SIZE", size)
+    plan = dataclasses.replace(case.plan, chunk=256 if case.seed % 2 else 1500)
+    return dataclasses.replace(case, plan=plan)
 
 
 @pytest.mark.laws
@@ -93,7 +93,7 @@ def test_the_many_are_examples_of_everything():
 
 def one_step(case: Case, monkeypatch: Any) -> None:
     """Law 1, with everything where the Program says after each instruction."""
-    small_chunks(case, monkeypatch)
+    case = small_chunks(case)
     init = Engine.init
     monkeypatch.setattr(
         Engine, "init", lambda self: (watch(self._executor), init(self))[1]

@@ -8,6 +8,7 @@ import random
 
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import (
+    CHUNK_SIZE,
     Memory,
     Params,
     Place,
@@ -33,6 +34,7 @@ def random_plan(seed: int) -> Plan:
         schedule=rng.choice(list(Schedule)),
         reductions=rng.choice(list(Reductions)),
         order=rng.choice(list(UpdateOrder)),
+        chunk=rng.choice([CHUNK_SIZE, _count(rng)]),
         state=tuple(_share(rng) for _ in range(rng.randint(1, 3))),
         objective=rng.choice(["step_time", "price", "my goal"]),
         chain=rng.choice(["", "0123456789ab"]),

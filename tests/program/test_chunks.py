@@ -5,7 +5,14 @@ import dataclasses
 import pytest
 
 from hexijax.layers.chain import Chain, LeafPart
-from hexijax.plan.plan import Memory, Plan, Schedule, StateShare, UpdateOrder
+from hexijax.plan.plan import (
+    CHUNK_SIZE,
+    Memory,
+    Plan,
+    Schedule,
+    StateShare,
+    UpdateOrder,
+)
 from hexijax.program import buckets as bucketing
 from hexijax.program.buckets import buckets
 from hexijax.program.check import check
@@ -28,18 +35,17 @@ LAYERS = 8
 SIZES = [256] * LAYERS
 
 
-def example(*, segments: int = LAYERS) -> tuple[Plan, Chain]:
+def example(*, segments: int = LAYERS, chunk: int = CHUNK_SIZE) -> tuple[Plan, Chain]:
     """One stage whose state rests on the host."""
     chain = make_chain(LAYERS, sizes=SIZES)
     stages = make_stages([LAYERS], segments=[[LAYERS // segments] * segments])
     share = StateShare(groups=("*",), shares={}, memory=Memory.HOST)
-    return make_plan((stages, 2), state=(share,)), chain
+    plan = make_plan((stages, 2), state=(share,))
+    return dataclasses.replace(plan, chunk=chunk), chain
 
 
-@pytest.fixture
-def a_chunk_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    chain = make_chain(LAYERS, sizes=SIZES)
-    monkeypatch.setattr(bucketing, "CHUNK_SIZE", chain.groups[0].size)
+A_LAYER = make_chain(LAYERS, sizes=SIZES).groups[0].size
+"""A chunk that is a layer's."""
 
 
 def kinds(program: Program) -> str:
@@ -48,10 +54,9 @@ def kinds(program: Program) -> str:
     return "".join(letters.get(type(i), "") for i in program.body)
 
 
-@pytest.mark.usefixtures("a_chunk_a_layer")
 @pytest.mark.parametrize("clip", [False, True])
 def test_few_chunks_are_on_the_device_at_once(clip: bool):
-    plan, chain = example()
+    plan, chain = example(chunk=A_LAYER)
     program = lower(plan, chain, rules=StepRules(clip=clip))
     assert len(buckets(plan, chain)) == LAYERS
     report = check(program, plan, chain)
@@ -61,9 +66,8 @@ def test_few_chunks_are_on_the_device_at_once(clip: bool):
     assert sites == {Site.STREAMED}
 
 
-@pytest.mark.usefixtures("a_chunk_a_layer")
 def test_a_chunk_is_updated_while_earlier_layers_go_backward():
-    plan, chain = example()
+    plan, chain = example(chunk=A_LAYER)
     order = kinds(lower(plan, chain, rules=StepRules()))
     assert order.index("u") < order.rindex("B")
     # A chunk is on its way before the one ahead of it is updated.
@@ -71,9 +75,7 @@ def test_a_chunk_is_updated_while_earlier_layers_go_backward():
 
 
 def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
-    plan, chain = example()
-    whole = chain.groups[0]
-    monkeypatch.setattr(bucketing, "CHUNK_SIZE", whole.leaves[0].size)
+    plan, chain = example(chunk=make_chain(1, sizes=SIZES).groups[0].leaves[0].size)
     assert len(buckets(plan, chain)) == LAYERS  # a bias goes with its matrix
     monkeypatch.setattr(bucketing, "SLACK", 2**20)
     cut = buckets(plan, chain)
@@ -87,13 +89,11 @@ def test_large_groups_are_cut_between_leaves(monkeypatch: pytest.MonkeyPatch):
     assert len(buckets(resident, chain)) == len(chain.groups)
 
 
-def test_leaves_of_more_than_two_chunks_are_cut_between_rows(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_leaves_of_more_than_two_chunks_are_cut_between_rows():
     plan, chain = example()
     group = chain.groups[0]
     size = max(leaf.size for leaf in group.leaves)
-    monkeypatch.setattr(bucketing, "CHUNK_SIZE", size // 3)
+    plan = dataclasses.replace(plan, chunk=size // 3)
     cut = buckets(plan, chain)
     assert all(bucket.size <= size // 3 * 9 // 8 for bucket in cut)
     parts = [x for bucket in cut for x in bucket.leaves if isinstance(x, LeafPart)]
@@ -132,10 +132,9 @@ def test_the_host_updates_what_has_left_the_device():
     assert not any(isinstance(i, Prefetch) for i in program.body)
 
 
-@pytest.mark.usefixtures("a_chunk_a_layer")
 @pytest.mark.parametrize("memory", list(Memory))
 def test_under_priority_a_layer_starts_before_a_later_one_is_updated(memory: Memory):
-    plan, chain = example()
+    plan, chain = example(chunk=A_LAYER)
     share = dataclasses.replace(plan.state[0], memory=memory)
     plan = dataclasses.replace(
         plan, state=(share,), order=UpdateOrder.PRIORITY, schedule=Schedule.LAYERED

@@ -22,7 +22,15 @@ from hexijax.cluster import Cluster
 from hexijax.costs.activations import live_microbatches
 from hexijax.costs.host_rates import host_side
 from hexijax.layers.chain import Chain
-from hexijax.plan.plan import Memory, Place, Plan, Schedule, Stage, UpdateOrder
+from hexijax.plan.plan import (
+    CHUNK_SIZE,
+    Memory,
+    Place,
+    Plan,
+    Schedule,
+    Stage,
+    UpdateOrder,
+)
 from hexijax.planner.judge import Judge
 from hexijax.planner.offload.choice import (
     Choice,
@@ -56,6 +64,16 @@ LEAVE = (16, 8, 4)
 
 PASSES = (16, 8, 4, 2)
 """Whose gradients there may be room for at once: the most that fit."""
+
+CHUNK_SIZES = tuple(CHUNK_SIZE >> n for n in range(4))
+"""Of state that comes to a device, the next where those before have no room. With the
+smallest a step is as long as starting its copies takes, and the host updates faster."""
+
+MOST_PASSING = 1 / 3
+"""Of a device, for all chunks on it: with less for them, more of the rest can stay."""
+
+LIGHTEST = LayerChoice(weights=Weights.STREAMED, state=State.STREAMED, kept=Kept.FULL)
+"""What asks for the least of a device that updates its state."""
 
 LOOKED_AT = 4
 """Counts of the least bounds that are looked at, beside plain ones."""
@@ -96,7 +114,8 @@ class Placer:
         self, plan: Plan, below_s: float = math.inf, most_passes: float = math.inf
     ) -> Iterator[Plan]:
         """The plan with its overflowing stages placed, as each rule has it and in each
-        order of updates; none where they cannot be.
+        order of updates; none where they cannot be. Chunks of state are the largest
+        that have the room to pass through a device.
 
         Args:
           plan: any.
@@ -106,6 +125,9 @@ class Placer:
         layered = plan.schedule is Schedule.LAYERED
         waits = self._options.rules(plan).update_waits
         last = self.passes[layered] + most_passes - self._num_passes(plan)
+        few = layered and not waits
+        sizes = (x for x in CHUNK_SIZES if self._may_stream(plan, x, few=few))
+        plan = dataclasses.replace(plan, chunk=next(sizes, CHUNK_SIZE))
         for rules in RULES:
             for grads in (0, PASSES[-1]) if layered and not waits else (0,):
                 budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
@@ -118,6 +140,24 @@ class Placer:
                     yield from self._ordered(plan, placed)
                     if placed.leaving:
                         break
+
+    def _may_stream(self, plan: Plan, size: int, *, few: bool) -> bool:
+        """Whether its overflowing stages have the room for state to pass through in
+        chunks of a size; ``few``: with the gradients of a few passes."""
+        chunked = dataclasses.replace(plan, chunk=size)
+        grads = PASSES[-1] if few else 0
+        choices: dict[Place, Choice] = {}
+        for place in self._overflowing(plan, plan):
+            stage = plan.stage(place)
+            usable = min(
+                self._cluster.device(name).usable_memory_bytes for name in stage.devices
+            )
+            choices[place] = (LIGHTEST,) * stage.num_layers
+            profile = self._profile(chunked, stage, place, 1, usable, grads, 0)
+            if Room(profile, choices[place]).chunks_bytes > usable * MOST_PASSING:
+                return False
+        made = self._made(chunked, _Placed(choices, grads), UpdateOrder.FIFO)
+        return not self._overflowing(made, chunked)
 
     def near(self, plan: Plan) -> Iterator[Plan]:
         """Plans that differ from a placed one in a count of alike stages."""
@@ -252,6 +292,7 @@ class Placer:
             replica.microbatch_size,
             live,
             budget,
+            plan.chunk,
             rules.rule,
             grads,
             leaving,
@@ -296,6 +337,7 @@ class Placer:
             early_updates=not self._options.rules(plan).update_waits,
             device_bytes=budget,
             leaving=leaving,
+            chunk=plan.chunk,
             temps=self._options.temps,
         )
 
@@ -323,10 +365,7 @@ def refusal(profile: Profile, stage: Stage) -> str:
             "there. Use more devices, or a smaller model."
         )
     depth = len(profile.layers)
-    lightest = LayerChoice(
-        weights=Weights.STREAMED, state=State.STREAMED, kept=Kept.FULL
-    )
-    room = Room(profile, (lightest,) * depth)
+    room = Room(profile, (LIGHTEST,) * depth)
     device = room.peak_bytes(room.least_limit_bytes)
     return (
         f"With parameters and state of {depth} layers in host memory, {where} needs "

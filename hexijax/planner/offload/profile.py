@@ -28,7 +28,7 @@ from hexijax.costs.memory import (
 from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
-from hexijax.plan.plan import Memory, Stage
+from hexijax.plan.plan import CHUNK_SIZE, Memory, Stage
 from hexijax.planner.offload.choice import GRAD_BYTES, LayerProfile, Profile
 from hexijax.program.buckets import chunks
 from hexijax.program.program import Site
@@ -52,6 +52,7 @@ def stage_profile(
     grads_stay: bool = False,
     early_updates: bool = True,
     leaving: int = 0,
+    chunk: int = CHUNK_SIZE,
     temps: Temps | None = None,
 ) -> Profile:
     """The layers of a stage, each a segment of its own.
@@ -74,6 +75,7 @@ def stage_profile(
       device_bytes: what a device may use; None: its usable memory.
       early_updates: nothing forbids an update before the last backward.
       leaving: chunks of state that may be on their way to the host; 0: the fewest.
+      chunk: about the most parameters of one.
       temps: what compiled segments were seen to need.
     """
     device = cluster.device(stage.devices[0])
@@ -106,7 +108,7 @@ def stage_profile(
         last = i == stop - 1
         own = _own_params(chain, stage, i)
         homed = -(-own // stage.lanes)
-        cut = _chunks(chain, stage, i, moments)
+        cut = _chunks(chain, stage, i, moments, chunk)
         held = held_bytes(chain, (i, i + 1), stage.tensor, stage.dtype)
         shared_s = (
             own * (stage.lanes - 1) / stage.lanes / link.bytes_per_s
@@ -194,13 +196,13 @@ class _Chunks:
     """Arrays of parameters."""
 
 
-def _chunks(chain: Chain, stage: Stage, layer: int, moments: int) -> _Chunks:
+def _chunks(chain: Chain, stage: Stage, layer: int, moments: int, size: int) -> _Chunks:
     """Of parameters that train and that no layer of the stage before it uses."""
     groups = [
-        chunk
+        each
         for name in chain.layers[layer].groups
         if _is_first(chain, stage, name, layer) and chain.group(name).trainable
-        for chunk in chunks(chain.group(name), lanes=stage.lanes)
+        for each in chunks(chain.group(name), size, lanes=stage.lanes)
     ]
     return _Chunks(
         largest=max((shard_size(x, stage.tensor) for x in groups), default=0),
