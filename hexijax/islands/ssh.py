@@ -67,8 +67,8 @@ class Remote(Started):
         if super().poll() != _NO_CODE:
             return ""
         return (
-            f"ssh {self._host} ended without an exit code: it was killed there, or the "
-            "connection broke"
+            f"ssh {self._host} ended without an exit code: it was killed there, or "
+            "there is no connection"
         )
 
     def kill(self) -> None:

@@ -8,8 +8,9 @@ devices of one process copy, and islands send each other what the carrier carrie
 sum over islands is made inside each first, exchanged between their first members, and
 spread inside; and whatever several members of an island want crosses once.
 
-Sums are made in the order of the members inside an island, and then in the order of
-the islands: the same bits on every member, and in every run.
+Sums are made in the order of the members inside an island (of one mesh in the order of
+its backend), and then in the order of the islands: the same bits on every member, and
+in every run.
 
 Training's Reduce and Gather are planned ahead and never wait, so they are no calls of
 this; but what crosses is their carrier's, and the collectives of equal devices too are

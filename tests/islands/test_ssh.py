@@ -160,8 +160,8 @@ def test_who_is_killed_on_its_host_is_lost_and_not_at_fault(tmp_path: Path):
     assert outcome.lost == (
         (
             "b",
-            "ssh b ended without an exit code: it was killed there, or the connection "
-            "broke",
+            "ssh b ended without an exit code: it was killed there, or there is no "
+            "connection",
         ),
     )
 
