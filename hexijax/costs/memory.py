@@ -15,8 +15,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from hexijax.cluster import Cluster
+from hexijax.cluster import Cluster, Device
 from hexijax.costs.activations import (
+    CPU,
     Within,
     enter_bytes,
     handed_microbatches,
@@ -80,6 +81,11 @@ MADE = 2
 """Buckets of new parameters, or of gradients, on a device before they leave it: as they
 are made, and as they are joined."""
 
+GAPS_BYTES, GAPS_SHARE = 320 * 2**20, 1 / 40
+"""What an accelerator's allocator gives more than was asked for, the lesser of both.
+XLA's cuts a free piece only where 128 MiB or half of it would be left; over 24 peaks of
+two H200s that came to 272 MiB and 1.6% at most (docs/performance.md)."""
+
 SCALARS_BYTES = 256
 """Of a bucket's state at a home: counts of steps and the like."""
 
@@ -117,6 +123,9 @@ class MemoryParts:
     """Sums and new parameters of the groups in flight, and of groups whose state is at
     home here though no stage of this device uses them; chunks of state that rests in
     host memory, here for their update."""
+
+    gaps_bytes: int = 0
+    """Between what was asked for and what the allocator gave."""
 
     host_bytes: int = 0
     """Of the host, pinned: what waits and rests there. No part of the device's peak."""
@@ -205,7 +214,26 @@ def plan_memory(
     devices = {place: stage.devices for place, stage in plan.stages()}
     for place, parts in _state(plan, chain, moments, whole_leaves).items():
         add(devices.get(place, (place,)), parts)
-    return found
+    return {
+        name: parts if cluster.device(name).profile.vendor == CPU else _gapped(parts)
+        for name, parts in found.items()
+    }
+
+
+@functools.lru_cache(maxsize=2**12)
+def _gapped(parts: MemoryParts) -> MemoryParts:
+    """The same on an accelerator."""
+    gaps_bytes = math.ceil(min(GAPS_BYTES, parts.total_bytes * GAPS_SHARE))
+    return dataclasses.replace(parts, gaps_bytes=gaps_bytes)
+
+
+def room_bytes(device: Device) -> int:
+    """Of a device's usable memory, what arrays can have: all but the gaps."""
+    usable_bytes = device.usable_memory_bytes
+    if device.profile.vendor == CPU:
+        return usable_bytes
+    gaps_bytes = min(GAPS_BYTES, usable_bytes * GAPS_SHARE / (1 + GAPS_SHARE))
+    return usable_bytes - math.ceil(gaps_bytes)
 
 
 @functools.lru_cache(maxsize=2**12)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import held_bytes, layer_params
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
+from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, room_bytes
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import PlanError
 from hexijax.planner.mesh import compute_dtype
@@ -28,9 +28,9 @@ def explain_infeasible(
     item = min(ITEM_BYTES[compute_dtype(dtype, d)] for d in cluster.devices)
     trained_bytes = GRAD_BYTES + STATE_BYTES * (1 + options.moments)
     need = chain.num_params * item + chain.num_trained * trained_bytes
-    have = sum(device.usable_memory_bytes for device in cluster.devices)
+    have = sum(map(room_bytes, cluster.devices))
     kinds = collections.Counter(
-        (device.kind, device.usable_memory_bytes) for device in cluster.devices
+        (device.kind, room_bytes(device)) for device in cluster.devices
     )
     devices = ", ".join(
         f"{count} x {kind} with {usable:,}" for (kind, usable), count in kinds.items()

@@ -13,6 +13,7 @@ from hexijax.cluster import Cluster, Device
 from hexijax.cluster.profile import TRAINING_DTYPES
 from hexijax.costs.compute import MeshShape
 from hexijax.costs.links import slowest_link
+from hexijax.costs.memory import room_bytes
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import PlanError
 
@@ -88,7 +89,7 @@ class MeshMaker:
             lanes=len(devices) // tensor,
             tensor=tensor,
             link=slowest_link(self._cluster, devices),
-            usable_memory_bytes=min(device.usable_memory_bytes for device in found),
+            usable_memory_bytes=min(map(room_bytes, found)),
         )
         return Mesh(
             devices=devices,

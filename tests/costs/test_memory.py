@@ -2,15 +2,23 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 
+from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, Node
 from hexijax.costs.activations import (
     batch_bytes,
     handed_microbatches,
     live_microbatches,
 )
-from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.costs.memory import (
+    GAPS_BYTES,
+    GAPS_SHARE,
+    MemoryParts,
+    plan_memory,
+    room_bytes,
+)
 from hexijax.costs.temp import TempKey, Temps, temp_factor
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import (
@@ -210,3 +218,30 @@ def test_gradients_cut_otherwise_are_put_together_at_home():
     pieces = promised(replica("n1/0", "n1/1", lanes=2))
     # One bucket; two of them may be in flight, each with one gradient in pieces.
     assert pieces.sync_bytes - plain.sync_bytes == 2 * CHAIN.num_params * 4
+
+
+@pytest.mark.parametrize("kind", ["h100-80g-sxm", "rtx2080-8g", "mi210-64g", "cpu"])
+def test_an_allocator_gives_more_than_it_is_asked_for(kind: str):
+    """What fills a card's room fills its usable memory; a host's has no gaps."""
+    node = Node(
+        name="n",
+        devices=(DeviceGroup(kind=kind, count=1),),
+        host_memory_bytes=2**36,
+        host_cores=4,
+        link=LinkProfile(latency_s=1e-5, bytes_per_s=1e10),
+    )
+    kinds = (dataclasses.replace(FAST, kind="cpu", vendor="cpu"),)
+    cluster = Cluster(
+        name="c", nodes=(node,), links=Links(), profiles=kinds if kind == "cpu" else ()
+    )
+    (device,) = cluster.devices
+    plan = make_plan(Stage(devices=("n/0",), layers=(0, 8)))
+    parts = plan_memory(plan, CHAIN, cluster)["n/0"]
+    asked, room = parts.total_bytes - parts.gaps_bytes, room_bytes(device)
+    if kind == "cpu":
+        assert parts.gaps_bytes == 0
+        assert room == device.usable_memory_bytes
+        return
+    assert parts.gaps_bytes == math.ceil(min(GAPS_BYTES, asked * GAPS_SHARE))
+    gaps = device.usable_memory_bytes - room
+    assert abs(gaps - min(GAPS_BYTES, room * GAPS_SHARE)) <= 2

@@ -116,7 +116,7 @@ def test_a_host_that_is_too_small_is_said_with_both_numbers():
 
 
 def test_only_the_small_card_offloads():
-    cluster = machine(60_000, 3300)
+    cluster = machine(60_000, 3382)
     plan = pipeline(2, 7)
     judge = Judge(WIDE, cluster, PlanOptions())
     assert not judge.fits(plan)
@@ -142,7 +142,7 @@ def test_what_was_too_slow_is_looked_for_again_where_more_time_is_allowed():
 
 
 def test_what_would_take_longer_than_allowed_is_not_looked_for():
-    cluster = machine(3700)
+    cluster = machine(3792)
     judge = Judge(WIDE, cluster, PlanOptions())
     one_look = 2 * 2 * 7  # there and back, two microbatches, seven layers
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from hexijax.cluster import Cluster, Device
 from hexijax.costs.compute import MeshShape, missing_times
 from hexijax.costs.instructions import mesh_shape
+from hexijax.costs.memory import room_bytes
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import PlanError, Stage
 from hexijax.planner.mesh import compute_dtype
@@ -209,7 +210,7 @@ def _blocks(cluster: Cluster, dtype: str) -> list[Block]:
         key = (device.node, device.kind, device.usable_memory_bytes)
         members.setdefault(key, []).append(device)
     found: list[Block] = []
-    for (node, kind, usable_bytes), devices in members.items():
+    for (node, kind, _), devices in members.items():
         try:
             used = compute_dtype(dtype, devices[0])
         except PlanError:
@@ -220,7 +221,7 @@ def _blocks(cluster: Cluster, dtype: str) -> list[Block]:
                 node=node,
                 kind=kind,
                 dtype=used,
-                usable_memory_bytes=usable_bytes,
+                usable_memory_bytes=room_bytes(devices[0]),
                 peak_flops_per_s=devices[0].profile.dense_flops_per_s[used],
             )
         )

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import live_microbatches
 from hexijax.costs.host_rates import host_side
+from hexijax.costs.memory import room_bytes
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import (
     CHUNK_SIZE,
@@ -130,7 +131,7 @@ class Placer:
         plan = dataclasses.replace(plan, chunk=next(sizes, CHUNK_SIZE))
         for rules in RULES:
             for grads in (0, PASSES[-1]) if layered and not waits else (0,):
-                budgets = {d.name: d.usable_memory_bytes for d in self._cluster.devices}
+                budgets = {d.name: room_bytes(d) for d in self._cluster.devices}
                 for leaving in (0, LEAVE[-1]):
                     if self.passes[layered] > last:
                         return

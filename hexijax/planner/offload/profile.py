@@ -23,6 +23,7 @@ from hexijax.costs.memory import (
     STATE_BYTES,
     chunks_on_device,
     leaf_shard,
+    room_bytes,
     shard_size,
 )
 from hexijax.costs.rates import CALL_S
@@ -161,9 +162,7 @@ def stage_profile(
     return Profile(
         layers=tuple(found),
         host=host_side(cluster, device.name),
-        device_bytes=device.usable_memory_bytes
-        if device_bytes is None
-        else device_bytes,
+        device_bytes=room_bytes(device) if device_bytes is None else device_bytes,
         fixed_bytes=BORDERS_IN_FLIGHT * (edges + batch)
         + rounds * batch
         + (WAITING * widest if waits else 0),

@@ -21,6 +21,7 @@ PARTS = {
     "activations_bytes": ("activations", "#8a5ab5"),
     "transient_bytes": ("inside one segment", "#c9a9e6"),
     "sync_bytes": ("sums on their way", "#b8b8b8"),
+    "gaps_bytes": ("the allocator's gaps", "#e3e3e3"),
 }
 """Field of ``MemoryParts`` -> its name for people, and its colour."""
 
