@@ -18,8 +18,12 @@ from hexijax.planner.forms import Form, Forms, Slot, demand, form_size, scales
 from hexijax.planner.mesh import Layout
 from hexijax.planner.tables import Setting
 
-EFFORT = 0.5
-"""Deterministic solver seconds of one program; sizes here need a hundredth."""
+PARAMETERS = (
+    "max_deterministic_time:0.5 num_workers:1 random_seed:0 relative_gap_limit:0 "
+    "catch_sigint_signal:false"
+)
+"""Of the solver. Sizes here need a hundredth of its deterministic seconds; it would
+take Ctrl-C for good."""
 
 MAX_CLASSES_JOINED = 3
 """Classes of devices in one replica; all of them are tried too."""
@@ -235,7 +239,7 @@ class Mixtures:
         They are at most so many, and their state is spread over as many devices as
         their paces suppose.
         """
-        from ortools.sat.python import cp_model
+        from ortools.linear_solver import pywraplp  # its own API of CP-SAT loads pandas
 
         rooms = {
             form: max(_room(option, deadline_s) for option in found)
@@ -244,37 +248,30 @@ class Mixtures:
         rooms = {form: room for form, room in rooms.items() if room > 0}
         if not rooms:
             return {}
-        model = cp_model.CpModel()
+        solver = pywraplp.Solver.CreateSolver("SAT")
+        solver.SetSolverSpecificParametersAsString(PARAMETERS)
         num_devices = [cls.count for cls in self._classes]
-        counts: dict[Form, cp_model.IntVar] = {}
+        counts: dict[Form, pywraplp.Variable] = {}
         for i, form in enumerate(rooms):
             need = demand(form, len(self._classes))
             room = min(n // d for n, d in zip(num_devices, need, strict=True) if d)
-            counts[form] = model.new_int_var(0, room, f"form {i}")
+            counts[form] = solver.IntVar(0, room, f"form {i}")
         for at, have in enumerate(num_devices):
-            taken = sum(
-                demand(form, len(self._classes))[at] * count
-                for form, count in counts.items()
-            )
-            model.add(taken == have if self._use_all else taken <= have)
-        model.add(sum(counts.values()) <= most)
-        model.add(
-            sum(min(slot.devices for slot in f) * n for f, n in counts.items())
-            >= fewest
-        )
-        # Of equal throughput the fewest replicas: each sends its gradients.
-        model.maximize(
-            sum((int(rooms[form] * 1000) - 1) * count for form, count in counts.items())
-        )
-        solver = cp_model.CpSolver()
-        solver.parameters.max_deterministic_time = EFFORT
-        solver.parameters.num_workers = 1
-        solver.parameters.catch_sigint_signal = False  # it would take Ctrl-C for good
-        solver.parameters.random_seed = 0
-        status = solver.solve(model)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            taken = solver.Constraint(have if self._use_all else 0, have)
+            for form, count in counts.items():
+                taken.SetCoefficient(count, demand(form, len(self._classes))[at])
+        replicas = solver.Constraint(0, most)
+        lanes = solver.Constraint(fewest, solver.infinity())
+        objective = solver.Objective()
+        for form, count in counts.items():
+            replicas.SetCoefficient(count, 1)
+            lanes.SetCoefficient(count, min(slot.devices for slot in form))
+            # Of equal throughput the fewest replicas: each sends its gradients.
+            objective.SetCoefficient(count, int(rooms[form] * 1000) - 1)
+        objective.SetMaximization()
+        if solver.Solve() not in (solver.OPTIMAL, solver.FEASIBLE):
             return {}
-        found = {form: solver.value(count) for form, count in counts.items()}
+        found = {form: round(count.solution_value()) for form, count in counts.items()}
         return {form: count for form, count in found.items() if count}
 
     def _end_s(
