@@ -26,7 +26,7 @@ class Screen:
         self._live = self.console.is_terminal
         self._progress: Progress | None = None
         self._task = TaskID(0)
-        self._what, self._printed_at = "", 0.0
+        self._what, self._printed_at, self._start = "", 0.0, 0
 
     def say(self, text: str) -> None:
         """Prints ``text`` as it is, above the bar."""
@@ -46,6 +46,7 @@ class Screen:
 
     def training(self, steps: int, start: int) -> None:
         """Steps follow, from ``start``."""
+        self._start = start
         self._begin("training", steps, "", f"training: {steps - start} steps")
         if self._progress:
             self._progress.update(self._task, completed=start)
@@ -73,7 +74,9 @@ class Screen:
         if due or done in (1, steps) or "eval_loss" in line:
             self._printed_at = now
             left_s = (steps - done) * (line["step_s"] or 0.0)
-            self.say(f"step {done}/{steps}  {text}  {_duration(left_s)} left")
+            # The first step loads programs: it says nothing of the next ones.
+            left = "" if done == self._start + 1 else f"  {_duration(left_s)} left"
+            self.say(f"step {done}/{steps}  {text}{left}")
 
     def close(self) -> None:
         """Takes the bar away."""
