@@ -24,7 +24,8 @@ from hexijax.errors import UserError
 
 CPU = "cpu"
 CPU_FLOPS_PER_S, CPU_BYTES_PER_S, CPU_MEMORY_BYTES = 5e10, 1e10, 2 * 2**30
-"""One forced CPU device: about one core of a laptop. Declared, not measured."""
+"""One forced CPU device: about one core of a laptop, and the least memory that it is
+taken to have. Declared, not measured."""
 
 IN_NODE = LinkProfile(latency_s=20e-6, bytes_per_s=20e9)
 """Between cards of one host when nothing is known: PCIe 4 x16 with room to spare."""
@@ -137,9 +138,11 @@ def local_cluster() -> Cluster:
       UserError: a device that the catalog does not know.
     """
     devices = jax.local_devices()
+    host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if devices[0].platform == CPU:
         kinds = Counter({CPU: len(devices)})
-        memory_bytes = CPU_MEMORY_BYTES
+        share = host_bytes // (2 * len(devices)) // 2**30 * 2**30
+        memory_bytes = max(CPU_MEMORY_BYTES, share)  # half is the host's own
         profiles = (
             DeviceProfile(
                 kind=CPU,
@@ -166,7 +169,7 @@ def local_cluster() -> Cluster:
     node = Node(
         name="here",
         devices=tuple(DeviceGroup(kind=k, count=n) for k, n in kinds.items()),
-        host_memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        host_memory_bytes=host_bytes,
         host_cores=os.cpu_count() or 1,
         link=IN_NODE,
     )
