@@ -79,7 +79,7 @@ class Effort:
                 offloaded=math.inf,
             )
         if num_devices <= 16:
-            return cls(scored=150, played=5_000, refined=1_500, remade=7_000, varied=8)
+            return cls(scored=150, played=5_000, refined=2_500, remade=7_000)
         if num_devices <= 128 and num_kinds > 2:
             return cls(scored=400, played=30_000, refined=20_000, remade=24_000)
         if num_devices <= 128:

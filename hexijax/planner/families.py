@@ -11,6 +11,7 @@ replica has a share of every class, in one order, and sums stay in the node. And
 the two: pipelines of one length, each on one kind, whose nodes may be of unlike size.
 """
 
+import collections
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -135,19 +136,36 @@ def _in_line(
     """On some kinds; longer while it pays."""
     counts = {ats: sum(forms.classes[at].count for at in ats) for ats in kinds}
     lengths = [n for n in scales(max(counts.values())) if n > EVERY_LENGTH]
-    best, worse = math.inf, 0
-    for length in [*range(2, EVERY_LENGTH + 1), *lengths]:
-        here = math.inf
+
+    def of_length(length: int) -> Iterator[list[Form]]:
         for degree in degrees:
-            made: Counts = {}
-            for ats in kinds:
-                replicas = max(1, counts[ats] // (length * degree))
-                for share in _shares(forms, [ats], replicas):
-                    form = _in_order(forms, ats, share, degree)
-                    made[form] = made.get(form, 0) + 1
+            yield [
+                _in_order(forms, ats, share, degree)
+                for ats in kinds
+                for share in _shares(
+                    forms, [ats], max(1, counts[ats] // (length * degree))
+                )
+            ]
+
+    every = [*range(2, EVERY_LENGTH + 1), *lengths]
+    return _while_it_pays(forms, every, of_length, most_layers, cost)
+
+
+def _while_it_pays(
+    forms: Forms,
+    numbers: Iterable[int],
+    replicas: Callable[[int], Iterable[list[Form]]],
+    most_layers: int,
+    cost: Cost,
+) -> Iterator[Layout]:
+    """Layouts for each number in turn, until several in a row are worse."""
+    best, worse = math.inf, 0
+    for number in numbers:
+        here = math.inf
+        for made in replicas(number):
             layout = None
             if max(map(len, made)) <= most_layers:
-                layout = forms.place(made)
+                layout = forms.place(collections.Counter(made))
             if layout:
                 yield layout
                 here = min(here, cost(layout))
@@ -188,29 +206,21 @@ def _spread(
         widths = itertools.product((*degrees, None), repeat=len(kinds))
         ways = [dict(zip(kinds, picked, strict=True)) for picked in widths]
     counts = [sum(forms.classes[at].count for at in ats) for ats in kinds]
-    best, worse = math.inf, 0
-    for replicas in scales(min(counts)):
+
+    def of_replicas(replicas: int) -> Iterator[list[Form]]:
         shares = _shares(forms, kinds, replicas)
-        here = math.inf
         for order, widths in itertools.product(orders, ways):
-            made: Counts = {}
-            for share in shares:
-                form = tuple(
+            yield [
+                tuple(
                     slot
                     for ats in order
                     for slot in _in_order(forms, ats, share, widths[ats])
                 )
-                made[form] = made.get(form, 0) + 1
-            layout = None
-            if max(map(len, made)) <= most_layers:
-                layout = forms.place(made)
-            if layout:
-                yield layout
-                here = min(here, cost(layout))
-        worse = worse + 1 if here > best * EQUAL else 0
-        best = min(best, here)
-        if worse >= PATIENCE:
-            return
+                for share in shares
+            ]
+
+    every = scales(min(counts))
+    return _while_it_pays(forms, every, of_replicas, most_layers, cost)
 
 
 def _run(forms: Forms, at: int, share: int, degree: int | None) -> Form:
