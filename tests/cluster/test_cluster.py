@@ -37,11 +37,14 @@ def test_the_shipped_clusters_are_the_promised_ones():
     assert kinds == {
         "a100_v100": " ".join(["a100-40g-sxm"] * 4 + ["v100-16g-sxm"] * 4),
         "cephalo": "l4-24g l4-24g a6000-48g p40-24g",
+        "cpu_x2": "cpu-card cpu-card",
         "emulated": "h100-80g-sxm h100-half h100-quarter h100-80g-sxm",
         "four_nodes": " ".join(["cpu-one"] * 8),
         "h100": "h100-80g-sxm",
         "h100_capped": "h100-40g",
         "h100_x4": " ".join(["h100-80g-sxm"] * 4),
+        "h200": "h200-141g-sxm",
+        "h200_x2": "h200-141g-sxm h200-141g-sxm",
         "hexiscale": " ".join(
             ["a800-80g-sxm"] * 3 + ["rtx4090-24g"] * 3 + ["rtx3090-24g"] * 2
         ),
