@@ -88,10 +88,12 @@ def _plot(rows: list[dict[str, float]], file: Path) -> None:
     axes.loglog([r["devices"] for r in rows], [r["cpu_s"] for r in rows], "o-")
     for row in rows:
         axes.annotate(
-            f"{row['cpu_s']:.2g} s, {row['kinds']:.0f} kinds",
+            f"{row['cpu_s']:{'.0f' if row['cpu_s'] > 10 else '.1f'}} s, "
+            f"{row['kinds']:.0f} kinds",
             (row["devices"], row["cpu_s"]),
             textcoords="offset points",
-            xytext=(4, -10),
+            xytext=(-8, -4) if row is rows[-1] else (6, -4),
+            ha="right" if row is rows[-1] else "left",
             fontsize=8,
         )
     axes.set_xlabel("devices")
