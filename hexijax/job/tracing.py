@@ -102,7 +102,21 @@ def drift(
         promised_bytes={d: p.total_bytes for d, p in judged.memory.items()},
         peak_bytes=peak_bytes,
         parts=found,
+        unmeasured=tuple(_unmeasured(judged)),
     )
+
+
+def _unmeasured(judged: Judged) -> Iterator[str]:
+    """Kinds that compute and have no times of layers."""
+    cluster = judged.problem.cluster
+    used = {
+        cluster.device(name).kind
+        for _, stage in judged.plan.stages()
+        for name in stage.devices
+    }
+    for profile in cluster.profiles:
+        if profile.kind in used and not profile.layer_times:
+            yield profile.kind
 
 
 def _slices(predicted: Sequence[Span], measured: Sequence[Span]) -> Iterator[Slice]:

@@ -170,6 +170,9 @@ class Drift:
     parts: tuple[Part, ...] = ()
     """Of a step that was watched; empty: none was."""
 
+    unmeasured: tuple[str, ...] = ()
+    """Kinds whose layers were never timed: the prediction is of data sheets."""
+
     @property
     def ratio(self) -> float:
         """Measured over predicted."""
@@ -181,7 +184,14 @@ class Drift:
         if abs(self.ratio - 1) <= TOLERATED:
             return ""
         if not self.parts:
-            return "run with --trace to see which instructions make the difference"
+            trace = "run with --trace to see which instructions make the difference"
+            if not self.unmeasured:
+                return trace
+            kinds = " or ".join(self.unmeasured)
+            return (
+                f"no layer was timed on {kinds}, whose figures are data sheets' or "
+                f"declared: `hexijax profile` measures them; {trace}"
+            )
         return "; ".join(map(_told, _those_that_tell(self.parts)))
 
     def report(self) -> dict[str, Any]:

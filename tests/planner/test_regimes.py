@@ -130,10 +130,13 @@ def check_found(case: Case) -> tuple[collections.Counter[str], float]:
         return collections.Counter(), 0.0
     check(plan, chain, cluster)
     assert parse(render(plan, chain)) == plan
-    lower(plan, chain, rules=StepRules(clip=True))  # the checker proves it
+    # What has room for gradients of a few passes only is for training without clipping.
+    few = any(stage.grads for _, stage in plan.stages())
+    every = (StepRules(),) if few else (StepRules(), StepRules(clip=True))
+    lower(plan, chain, rules=every[-1])  # the checker proves it
     promised = plan_memory(plan, chain, cluster)
     assert not full_host(promised, cluster)
-    for rules in (StepRules(), StepRules(clip=True)):
+    for rules in every:
         timeline = predict(plan, chain, cluster, rules=rules, events=False, memory=True)
         for device, curve in timeline.memory.items():
             assert curve.peak_bytes <= promised[device].total_bytes, str(case)

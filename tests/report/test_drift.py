@@ -69,6 +69,23 @@ def test_waits_are_named_by_their_cause_where_they_are_the_difference():
     assert f"{DEVICE}: it waits for dispatch, " in found.explanation
 
 
+def test_without_a_watched_step_it_is_said_what_to_do():
+    found = Drift(
+        predicted_s=1.0,
+        measured_s=2.0,
+        promised_bytes={},
+        peak_bytes={},
+        unmeasured=("slow", "fast"),
+    )
+    assert found.explanation == (
+        "no layer was timed on slow or fast, whose figures are data sheets' or "
+        "declared: `hexijax profile` measures them; run with --trace to see which "
+        "instructions make the difference"
+    )
+    measured = dataclasses.replace(found, unmeasured=())
+    assert measured.explanation.startswith("run with --trace")
+
+
 @pytest.mark.parametrize("ratio", [0.92, 1.0, 1.08])
 def test_what_is_tolerated_is_not_explained(ratio: float):
     assert drift(SPANS, ratio * STEP_S).explanation == ""
