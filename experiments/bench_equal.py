@@ -22,8 +22,7 @@ from experiments.benching import Bench, Child
 from experiments.emulated.bench import torch_command
 from experiments.equal.table import summary
 from experiments.predicted.cells import cell
-from experiments.predicted.listing import Listed, digest, read_list
-from hexijax.errors import UserError
+from experiments.predicted.listing import Listed, digest, read_before, read_list
 
 SWEEP = ("none:8", "none:16", "full:8", "full:16")
 """Checkpointing and microbatches of FSDP2."""
@@ -135,14 +134,7 @@ def known(bench: Bench, before: Path, parts: Sequence[str]) -> None:
     Raises:
       UserError: it was of another list.
     """
-    rows = json.loads(before.read_text())
-    theirs, ours = rows["equal"]["list"], bench.found["list"]
-    if theirs != ours:
-        raise UserError(
-            f"{before} has measured the list {theirs['file']} ({theirs['digest']}), "
-            f"and {ours['file']} ({ours['digest']}) is asked for. Go on with the same "
-            "list, or leave --before out."
-        )
+    rows = read_before(before, "equal", bench.found["list"])
     others = {part: rows["equal"].get(part) for part in PARTS if part not in parts}
     bench.found.update({part: row for part, row in others.items() if row})
     bench.rows["what"].update({k: rows["what"][k] for k in ("card", "jax")})

@@ -116,6 +116,30 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
+def read_before(
+    before: Path, name: str, ours: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """What an earlier run of the same list has measured.
+
+    Args:
+      before: its file.
+      name: of the benchmark.
+      ours: file and digest of the list.
+
+    Raises:
+      UserError: it was of another list.
+    """
+    rows = json.loads(before.read_text())
+    theirs = rows[name]["list"]
+    if theirs != ours:
+        raise UserError(
+            f"{before} has measured the list {theirs['file']} ({theirs['digest']}), "
+            f"and {ours['file']} ({ours['digest']}) is asked for. Go on with the same "
+            "list, or leave --before out."
+        )
+    return rows
+
+
 def promised(judged: Judged) -> Promise:
     """A judged plan as a row of a list."""
     prediction = judged.plan.prediction

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benching import LEAST_S, Bench, Child
-from experiments.predicted.listing import Listed
-from hexijax.errors import UserError
+from experiments.predicted.listing import Listed, read_before
 from hexijax.plan.plan import Memory, Plan
 
 MOST_S = 150.0
@@ -77,14 +76,7 @@ def known(bench: Bench, before: Path) -> None:
     Raises:
       UserError: it was of another list.
     """
-    rows = json.loads(before.read_text())
-    theirs, ours = rows["predicted"]["list"], bench.found["list"]
-    if theirs != ours:
-        raise UserError(
-            f"{before} has measured the list {theirs['file']} ({theirs['digest']}), "
-            f"and {ours['file']} ({ours['digest']}) is asked for. Go on with the same "
-            "list, or leave --before out."
-        )
+    rows = read_before(before, "predicted", bench.found["list"])
     plans = rows["predicted"]["plans"]
     bench.found["plans"] = {k: row for k, row in plans.items() if "step_s" in row}
     bench.rows["what"] |= {k: rows["what"][k] for k in ("card", "jax")}

@@ -229,8 +229,8 @@ class Finisher:
         the state takes in gradients and gives out parameters, and updates.
         """
         for _, plan in self.finished.best_layouts()[:1]:
-            weighted = self._scorer.score(self._layout(plan))
-            if weighted is None or weighted.late_s <= NOTABLE * weighted.step_s:
+            scored = self._scorer.score(self._layout(plan))
+            if scored is None or scored.late_s <= NOTABLE * scored.step_s:
                 continue
             for weights in _leanings(plan):
                 self._check_time()

@@ -250,8 +250,8 @@ class Fitter:
     ) -> tuple[tuple[Fitted, ...], bool]:
         """The best stages for the first of some sizes; whether memory is no limit.
 
-        None where nothing fits, nor where memory is one and samples cost more than so
-        many seconds without it.
+        No stages where nothing fits, nor where memory is one and a sample costs more
+        than ``most_s`` seconds without it.
         """
         found = self._unlimited(stages, sizes, setting, own_split, slacks)
         if all(self._tables.fits(stages, sizes[0], setting, f) for f in found):

@@ -40,7 +40,7 @@ Host a b
   StrictHostKeyChecking accept-new
   LogLevel ERROR
 """
-STARTING_S = 10.0
+STARTING_S = 30.0
 TINY = "tests/cli/tiny.py"
 PLAN = """\
 hexijax plan 1

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster
+from hexijax.layers.chain import Chain
 from hexijax.layers.known import gpt
 from hexijax.plan.checks import check
 from hexijax.plan.plan import Plan, Replica, Stage, StateShare, stage_place
@@ -118,11 +119,9 @@ def test_replicas_hold_state_by_their_weights(form: str, data: st.DataObject):
             assert abs(part / unit - wanted[place] / total) <= off
 
 
-def test_state_lies_with_the_fast_cards_where_that_saves_time():
-    """Slow cards send gradients and take parameters, and update nothing."""
-    chain = gpt(depth=6, width=256, num_heads=8, length=64)
-    cluster = Cluster.from_toml(QUICKSTART)
-    even, leaning = (
+def evenly_and_freely(chain: Chain, cluster: Cluster) -> list[Plan]:
+    """Plans of 32 samples, state in even parts and wherever it is best."""
+    return [
         make_plan(
             chain,
             cluster,
@@ -130,7 +129,14 @@ def test_state_lies_with_the_fast_cards_where_that_saves_time():
             options=PlanOptions(even_state=even, offload=False),
         )
         for even in (True, False)
-    )
+    ]
+
+
+def test_state_lies_with_the_fast_cards_where_that_saves_time():
+    """Slow cards send gradients and take parameters, and update nothing."""
+    chain = gpt(depth=6, width=256, num_heads=8, length=64)
+    cluster = Cluster.from_toml(QUICKSTART)
+    even, leaning = evenly_and_freely(chain, cluster)
     check(leaning, chain, cluster)
     holders = {place for share in leaning.state for place in share.shares}
     kinds = {cluster.device(leaning.stage(p).devices[0]).kind for p in holders}
@@ -164,15 +170,7 @@ def test_a_model_whose_even_share_overflows_a_card_is_planned_unevenly():
     """The fast card computes most of it, the slow one stores the state of both."""
     chain = make_chain(8, width=2048, rows=64, block_flops=1e11)
     cluster = tight(0.5)
-    even, uneven = (
-        make_plan(
-            chain,
-            cluster,
-            batch_size=32,
-            options=PlanOptions(even_state=even, offload=False),
-        )
-        for even in (True, False)
-    )
+    even, uneven = evenly_and_freely(chain, cluster)
     for plan in (even, uneven):
         check(plan, chain, cluster)
         assert parse(render(plan, chain)) == plan
