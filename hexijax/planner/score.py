@@ -275,7 +275,8 @@ class Scorer:
         """Samples of each replica, were the batch split by how fast they compute."""
         sizes = sizes_up_to(self._batch_size)
         rates = [self.fitter.rate(meshes, sizes) for meshes in layout]
-        return [self._batch_size * rate / (sum(rates) or 1) for rate in rates]
+        total = sum(rates) or 1
+        return [self._batch_size * rate / total for rate in rates]
 
     def _whole(self, layout: Layout) -> list[int]:
         """Samples of each replica that may be one microbatch; 0 where no share is."""
