@@ -8,7 +8,8 @@ import dataclasses
 from experiments.offloaded.cells import DEVICE
 from hexijax.cluster import Cluster
 from hexijax.costs.hosts import host_bytes
-from hexijax.costs.memory import MOMENTS, STATE_BYTES, plan_memory
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.sums import MOMENTS, STATE_BYTES
 from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import (

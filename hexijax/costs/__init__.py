@@ -8,7 +8,8 @@ efficiencies. No JAX here.
 
 from hexijax.costs.compute import LayerTime, MeshShape, layer_times
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.parts import MemoryParts
 from hexijax.costs.rates import Rate, rate
 
 __all__ = [

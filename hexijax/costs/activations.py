@@ -109,9 +109,26 @@ class Within:
     """The stage's last segment runs forward and backward in one program, and keeps
     nothing beside it."""
 
+    split: bool = False
+    """The backward's weight parts wait, each with what its layer has handed it."""
+
     layered: bool = False
     """Each segment runs all microbatches before the next: those behind it keep nothing
     of any."""
+
+
+class Alive(NamedTuple):
+    """Activations of a stage on one device, in bytes."""
+
+    kept: int
+    """At full depth, with borders on their way."""
+
+    transient: int
+    """Inside one segment's backward."""
+
+    drains: tuple[int, ...]
+    """Both together while the last microbatch, or under ``layered`` the pass of all,
+    goes backward through each segment: what sums of later ones find there."""
 
 
 def stage_activations(
@@ -123,8 +140,8 @@ def stage_activations(
     handed: int = 0,
     *,
     all_live: bool = False,
-) -> tuple[int, int]:
-    """Bytes on one device: kept at full depth, and inside one segment's backward.
+) -> Alive:
+    """What is alive on one device.
 
     Args:
       chain: the model.
@@ -145,9 +162,11 @@ def stage_activations(
     flying = BORDERS_IN_FLIGHT * (edges + batch)
     kept = borders = passing = away = 0
     inside: list[int] = []
+    borders_gone: list[int] = []
     for g in reversed(range(len(stage.segments))):
         first, past = stage.segment_layers(g)
         border = enter_bytes(chain, first, stage.dtype, samples)
+        borders_gone.append(borders)
         if stage.waits_on_host(g):
             passing = max(passing, BORDERS_PASSING * border)
         else:
@@ -163,6 +182,7 @@ def stage_activations(
         else:
             kept += here
     one = kept + borders + batch
+    last_pass = inside
     if all_live and not handed and not within.layered:
         firsts = [stage.segment_layers(g)[0] for g in range(len(stage.segments))]
         of = stage.tensor, stage.dtype
@@ -170,7 +190,14 @@ def stage_activations(
         grads = [held_bytes(chain, span, *of).grads for span in spans]
         at_first = [a - grads[-1] + b for a, b in zip(inside, grads, strict=True)]
         after = [a - one for a in inside] if live > 1 else []
+        last_pass = inside if live > 1 else at_first
         inside = [*at_first, *after]
+    left = [one + x for x in last_pass]
+    if within.layered:
+        left = [
+            live * (one - gone) + x
+            for gone, x in zip(borders_gone, last_pass, strict=True)
+        ]
     late = sum(
         handed_bytes(chain, layer, stage.dtype, stage.tensor, samples)
         for layer in layers[slice(*stage.layers)]
@@ -178,7 +205,9 @@ def stage_activations(
     depth = live * one + handed * (late + batch)
     if stage.waits_on_host(0):  # so do cotangents that come to the last border
         passing = max(passing, BORDERS_PASSING * edges)
-    return depth + flying + passing + away, max(0, *inside)
+    beside = flying + passing + away
+    drains = tuple(x + beside for x in reversed(left))
+    return Alive(depth + beside, max(0, *inside), drains)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +283,8 @@ def within_bytes(
     chain: Chain, within: Within, stage: Stage, samples: int, segment: int
 ) -> int:
     """Bytes inside one segment's backward: compiled if known, else by the model."""
-    if within.temps.compiled:
+    joined = within.joined and segment == len(stage.segments) - 1
+    if within.temps.compiled and not (joined and within.split):
         key = segment_key(within, stage, samples, segment)
         if key in within.temps.compiled:
             return within.temps.compiled[key]
@@ -366,8 +396,12 @@ def transient_bytes(
     joined = within.joined and segment == len(stage.segments) - 1
     if within.profile.vendor != CPU:
         alive = working(chain, within.layers, stage, samples, segment)
-        most = most_joined if joined else most_apart
-        return most(alive, waiting_layers(within.profile))
+        waiting = waiting_layers(within.profile)
+        if not joined:
+            return most_apart(alive, waiting)
+        of = stage.dtype, stage.tensor, samples
+        handed = [handed_bytes(chain, x, *of) for x in within.layers[start:stop]]
+        return most_joined(alive, waiting, handed if within.split else ())
     of = stage.dtype, stage.tensor, samples
     layers = within.layers
     # One layer in full (recomputed, or its cotangents), and the segment's gradients

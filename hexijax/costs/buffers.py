@@ -19,13 +19,13 @@ from hexijax.costs.activations import (
     within_bytes,
 )
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.memory import (
+from hexijax.costs.memory import stage_within
+from hexijax.costs.sums import (
     GRAD_BYTES,
     MOMENTS,
     STATE_BYTES,
     box_size,
     shard_size,
-    stage_within,
 )
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Memory, Place, Plan, stage_place

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 
 from hexijax.cluster import LinkProfile
 from hexijax.costs.exchange import Call, Exchange
-from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S, COLLECTIVE_SHARE, PIECE_S
+from hexijax.costs.sums import GRAD_BYTES
 from hexijax.costs.ways import Hops, Load, load
 from hexijax.plan.plan import Place
 from hexijax.program.program import PIECES

@@ -19,8 +19,14 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hexijax.cluster import LinkProfile
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, alike, box_size, shard_size
 from hexijax.costs.rates import CALL_S
+from hexijax.costs.sums import (
+    GRAD_BYTES,
+    STATE_BYTES,
+    alike,
+    box_size,
+    shard_size,
+)
 from hexijax.costs.ways import NO_LOAD, Grid, Hops, Load, Ways, load
 from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place

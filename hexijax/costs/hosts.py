@@ -6,7 +6,7 @@ memory parts by device, cluster -> host_bytes -> node -> bytes
 from collections.abc import Mapping
 
 from hexijax.cluster import Cluster
-from hexijax.costs.memory import MemoryParts
+from hexijax.costs.parts import MemoryParts
 
 LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 """GiB that XLA may pin for GPUs; read before JAX starts."""

@@ -18,15 +18,15 @@ from hexijax.costs.exchange import Call, Exchange, Site
 from hexijax.costs.host_rates import host_side
 from hexijax.costs.links import slowest_link
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import (
+from hexijax.costs.memory import stage_within
+from hexijax.costs.rates import CALL_S, HOST_PIECE_S
+from hexijax.costs.sums import (
     GRAD_BYTES,
     MOMENTS,
     STATE_BYTES,
     alike,
     leaf_shard,
-    stage_within,
 )
-from hexijax.costs.rates import CALL_S, HOST_PIECE_S
 from hexijax.costs.ways import NO_LOAD, Load, Ways
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group
 from hexijax.plan.plan import Place, Plan, Replica, Schedule, Stage

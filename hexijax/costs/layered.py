@@ -1,6 +1,6 @@
 """Gradients that a place holds where its segments run all microbatches one by one.
 
-    Plan, Chain, buckets -> LayeredGrads -> place -> what stays, what leaves
+    Plan, Chain, buckets -> LayeredGrads -> place -> what stays, leaves, and grows
 
 A segment's accumulators are born in its backward pass and die when their sum has left,
 before the pass after the next begins (``program.window``). A sum is at its home until
@@ -11,11 +11,25 @@ there is room, until so many passes later.
 import collections
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hexijax.layers.chain import Chain, Group
 from hexijax.plan.plan import Place, Plan
 from hexijax.program.buckets import layer_segments, user_segments
 from hexijax.program.window import PASSES
+
+
+class Sizes(NamedTuple):
+    """Of one place; in numbers of parameters on a device."""
+
+    stays: int
+    """All step, or of the few passes there is room for."""
+
+    leaving: int
+    """Accumulators that are leaving for a sum elsewhere."""
+
+    grows: tuple[int, ...]
+    """Sums that each segment's backward leaves, until the update."""
 
 
 class LayeredGrads:
@@ -26,9 +40,9 @@ class LayeredGrads:
         self._stages = dict(plan.stages())
         self._one_pass: dict[str, Mapping[Place, int]] = {}
         self._stays: dict[Place, int] = {}
-        self._leaving, self._windowed = (
+        self._leaving, self._windowed, self._grows = (
             {p: [0] * len(stage.segments) for p, stage in self._stages.items()}
-            for _ in range(2)
+            for _ in range(3)
         )
 
     def add(
@@ -48,10 +62,13 @@ class LayeredGrads:
             self._leaving[place][segment] += shard
         elif not alone:
             stays += shard
-        if segment is not None and self._stages[place].grads:
-            self._windowed[place][segment] += shard if alone else size
+        here = shard if alone else size
+        if segment is None:
+            stays += here
+        elif self._stages[place].grads:
+            self._windowed[place][segment] += here
         else:
-            stays += shard if alone else size
+            self._grows[place][segment] += here
         self._stays[place] = self._stays.get(place, 0) + stays
 
     def ends(self, group: Group, place: Place) -> bool:
@@ -67,17 +84,17 @@ class LayeredGrads:
             self._one_pass[group.name] = dict(users) if once else {}
         return self._one_pass[group.name]
 
-    def sizes(self) -> dict[Place, tuple[int, int]]:
+    def sizes(self) -> dict[Place, "Sizes"]:
         """Of each place that uses some."""
         shared = collections.Counter(s.devices for s in self._stages.values())
-        found: dict[Place, tuple[int, int]] = {}
+        found: dict[Place, Sizes] = {}
         for place, stays in self._stays.items():
             sizes = self._leaving[place]
             most = max(map(sum, itertools.pairwise([0, *sizes])))
             if shared[self._stages[place].devices] > 1:  # the last was another stage's
                 most = PASSES * max(sizes)
             most_sums = _most_together(self._windowed[place], self._stages[place].grads)
-            found[place] = stays + most_sums, most
+            found[place] = Sizes(stays + most_sums, most, tuple(self._grows[place]))
         return found
 
 

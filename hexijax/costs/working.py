@@ -188,12 +188,19 @@ def most_apart(layers: Sequence[Working], waiting: int) -> int:
     return most + SCRATCH_BYTES
 
 
-def most_joined(layers: Sequence[Working], waiting: int) -> int:
-    """The most of a program of both directions."""
-    most = kept = 0
+def most_joined(
+    layers: Sequence[Working], waiting: int, handed: Sequence[int] = ()
+) -> int:
+    """The most of a program of both directions.
+
+    ``handed``: of each layer, what its weight part waits with: counted as there, and
+    not made yet while later layers are at work.
+    """
+    most = kept = later = 0
     for i, layer in enumerate(layers):
         kept += layer.kept
-        most = max(most, kept + layer.joined + _grads(layers, i, waiting))
+        most = max(most, kept + layer.joined + _grads(layers, i, waiting) - later)
+        later += handed[i] if handed else 0
     return most + SCRATCH_BYTES
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
 from hexijax.costs.rates import CALL_S
+from hexijax.costs.sums import GRAD_BYTES, STATE_BYTES
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.planner.exposed import Programs, Sums, exposed_s, passes_s
 from hexijax.planner.fit import Fitted

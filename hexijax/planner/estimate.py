@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from hexijax.cluster import Cluster
 from hexijax.costs.instructions import PlanCosts, mesh_shape
 from hexijax.costs.links import all_reduce_s, slowest_link
-from hexijax.costs.memory import (
+from hexijax.costs.memory import trained_groups
+from hexijax.costs.rates import HOST_CALL_S
+from hexijax.costs.sums import (
     GRAD_BYTES,
     MOMENTS,
     STATE_BYTES,
     shard_size,
-    trained_groups,
 )
-from hexijax.costs.rates import HOST_CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Plan, stage_place
 from hexijax.planner.pace import pipeline_s

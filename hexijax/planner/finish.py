@@ -58,6 +58,9 @@ NEARLY = 1.05
 """As far from the best, regimes of few devices are simulated: the formula errs so; and
 plans of uneven state improved."""
 
+LEANED = 2
+"""Best layouts whose state may lean."""
+
 LEANINGS = (0.0, 1 / 3)
 """Weights of the replicas that hold less state than those of one form."""
 
@@ -223,12 +226,12 @@ class Finisher:
         self._fit_layered(layouts, played, stateless=True)
 
     def _lean(self) -> None:
-        """The best layout with more of its state, or all, with one kind of replicas.
+        """The best layouts with more of their state, or all, with one kind of replicas.
 
         Where sums are a notable part of the step, of unlike links and cards: what holds
         the state takes in gradients and gives out parameters, and updates.
         """
-        for _, plan in self.finished.best_layouts()[:1]:
+        for _, plan in self.finished.best_layouts()[:LEANED]:
             scored = self._scorer.score(self._layout(plan))
             if scored is None or scored.late_s <= NOTABLE * scored.step_s:
                 continue

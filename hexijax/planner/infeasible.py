@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from hexijax.cluster import Cluster
 from hexijax.costs.activations import held_bytes, layer_params
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES, room_bytes
+from hexijax.costs.memory import room_bytes
+from hexijax.costs.sums import GRAD_BYTES, STATE_BYTES
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import PlanError
 from hexijax.planner.mesh import compute_dtype

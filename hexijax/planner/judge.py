@@ -10,7 +10,8 @@ import dataclasses
 
 from hexijax.cluster import Cluster
 from hexijax.costs.hosts import full_host
-from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.parts import MemoryParts
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.planner.estimate import estimate

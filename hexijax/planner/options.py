@@ -4,7 +4,7 @@ import dataclasses
 import enum
 from collections.abc import Mapping
 
-from hexijax.costs.memory import MOMENTS
+from hexijax.costs.sums import MOMENTS
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import Remat
 from hexijax.plan.plan import Plan, Reductions, Schedule

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import Cluster
-from hexijax.costs.memory import STATE_BYTES
+from hexijax.costs.sums import STATE_BYTES
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Place, Plan, StateShare, stage_place
 from hexijax.program.boxes import users

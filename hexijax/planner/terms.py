@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from hexijax.costs.activations import BORDERS_IN_FLIGHT, BORDERS_PASSING, Waiting
-from hexijax.costs.memory import (
+from hexijax.costs.sums import (
     GRAD_BYTES,
+    GROUPS_IN_FLIGHT,
     PASSES,
     STATE_BYTES,
     alone_bytes,
@@ -148,12 +149,48 @@ def _flying_bytes(arrays: LayerArrays, load: Load) -> tuple[float, float]:
     return home, shard
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Of a bucket over replicas, in a stage of one segment: they begin when the last
+    microbatch has left its program, of which nothing is in memory then."""
+
+    bucket_FS: Float[np.ndarray, "layers stops"]
+    """Parameters."""
+    home: float
+    """Bytes in flight of each at home."""
+    shard: float
+    """And of each that the stage computes with."""
+    item_bytes: int
+    """New, in the compute dtype."""
+    inside_FS: Float[np.ndarray, "layers stops"]
+    """Bytes alive in the program, what layers keep left out."""
+
+    def bytes_FS(
+        self, state_devices: float, at: Any, alive_FS: Any | None
+    ) -> Float[np.ndarray, "layers stops"]:
+        """Beside all else.
+
+        Args:
+          state_devices: over which a parameter's state is spread.
+          at: which runs of layers.
+          alive_FS: activations that are gone by then; None: others are there.
+        """
+        bucket_FS = self.bucket_FS[at]
+        flying_FS = bucket_FS * (self.shard + self.home / state_devices)
+        if alive_FS is None:
+            return flying_FS
+        new = GROUPS_IN_FLIGHT * self.item_bytes * (1 + 1 / state_devices)
+        gone_FS = self.inside_FS[at] + alive_FS
+        return np.maximum(flying_FS - gone_FS, bucket_FS * new)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fixed:
     """Parts of the terms of ``costs.memory``, for every run of layers.
 
     Bytes are ``fixed_FS + passing_FS / sharing + homed_FS / state_devices + live *
-    live_FS + handed * handed_FS``, kept activations and what waits left out.
+    live_FS + handed * handed_FS``, kept activations and what waits left out, and what
+    ``sums`` add.
     """
 
     segments_FS: Int[np.ndarray, "layers stops"]
@@ -163,6 +200,8 @@ class Fixed:
     homed_FS: Float[np.ndarray, "layers stops"]
     live_FS: Float[np.ndarray, "layers stops"]
     handed_FS: Float[np.ndarray, "layers stops"]
+    sums: "Sums | None" = None
+    """Of replicas, where they are no part of the others."""
 
     @classmethod
     def of(cls, arrays: LayerArrays, load: Load) -> "Fixed":
@@ -182,17 +221,26 @@ class Fixed:
         shared_FS = np.minimum(arrays.params_FS, _bucket_limit(arrays, load))
         bucket_FS = np.maximum(arrays.largest_FS, shared_FS)
         home, shard = _flying_bytes(arrays, load)
+        inside_FS = _temp_FS(arrays, most)
+        inside_FS += BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
+        fixed_FS = arrays.held_FS + arrays.params_FS * GRAD_BYTES + inside_FS
+        homed_FS = arrays.whole_params_FS * _state_bytes(load)
+        sums = None
+        if load.members > 1 and load.per_segment is None:
+            sums = Sums(bucket_FS, home, shard, arrays.item_bytes, inside_FS)
+        else:
+            fixed_FS, homed_FS = (
+                fixed_FS + bucket_FS * shard,
+                homed_FS + bucket_FS * home,
+            )
         return cls(
             segments_FS=count_FS,
-            fixed_FS=arrays.held_FS
-            + arrays.params_FS * GRAD_BYTES
-            + BORDERS_IN_FLIGHT * (arrays.edges_FS + arrays.batch_bytes)
-            + _temp_FS(arrays, most)
-            + bucket_FS * shard,
+            fixed_FS=fixed_FS,
             passing_FS=np.zeros_like(arrays.params_FS),
-            homed_FS=arrays.whole_params_FS * _state_bytes(load) + bucket_FS * home,
+            homed_FS=homed_FS,
             live_FS=count_FS * arrays.most_entering_FS + arrays.batch_bytes,
             handed_FS=arrays.handed_FS + arrays.batch_bytes,
+            sums=sums,
         )
 
     @classmethod
@@ -251,6 +299,11 @@ class Fixed:
         if waiting.right:
             sum_FS += waiting.right * arrays.right_FS[at]
         sum_FS += waiting.batch * arrays.batch_bytes
+        if self.sums:
+            alive_FS = None
+            if asked.sharing == 1 and not held.handed:
+                alive_FS = held.live * self.live_FS[at]
+            sum_FS += self.sums.bytes_FS(asked.state_devices, at, alive_FS)
         return sum_FS
 
 

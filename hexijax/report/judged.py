@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hexijax.costs.hosts import full_host, host_bytes
-from hexijax.costs.memory import MemoryParts, plan_memory
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.parts import MemoryParts
 from hexijax.plan.plan import Plan, Prediction
 from hexijax.plan.serial import report_replicas
 from hexijax.planner import Objective

@@ -14,7 +14,7 @@ from hexijax.cluster import Cluster
 from hexijax.collector import collector_paused
 from hexijax.costs.buffers import BufferBytes
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.memory import MOMENTS
+from hexijax.costs.sums import MOMENTS
 from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan

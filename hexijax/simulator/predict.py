@@ -15,7 +15,8 @@ from hexijax.collector import collector_paused
 from hexijax.costs.borders import OURS, Carriage
 from hexijax.costs.buffers import BufferBytes
 from hexijax.costs.instructions import PlanCosts
-from hexijax.costs.memory import MOMENTS, plan_memory
+from hexijax.costs.memory import plan_memory
+from hexijax.costs.sums import MOMENTS
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Plan
 from hexijax.program.lower import StepRules, lower

@@ -15,12 +15,13 @@ from hexijax.costs.activations import (
 from hexijax.costs.memory import (
     GAPS_BYTES,
     GAPS_SHARE,
-    MemoryParts,
     plan_memory,
     room_bytes,
 )
+from hexijax.costs.parts import MemoryParts
+from hexijax.costs.sums import GRAD_BYTES, GROUPS_IN_FLIGHT
 from hexijax.costs.temp import TempKey, Temps, temp_factor
-from hexijax.layers.chain import Remat
+from hexijax.layers.chain import ITEM_BYTES, Remat
 from hexijax.plan.plan import (
     Place,
     Plan,
@@ -28,6 +29,7 @@ from hexijax.plan.plan import (
     Schedule,
     Stage,
     StateShare,
+    UpdateOrder,
     stage_place,
 )
 from hexijax.program.check import check
@@ -211,13 +213,45 @@ def test_gradients_cut_otherwise_are_put_together_at_home():
     def promised(other: Replica) -> MemoryParts:
         alike = replica("n0/0", lanes=1)
         share = StateShare(groups=("*",), shares={Place("r0.s0"): 1.0})
-        plan = Plan(replicas=(alike, other), batch_size=4, state=(share,))
+        plan = Plan(
+            replicas=(alike, other),
+            batch_size=4,
+            state=(share,),
+            order=UpdateOrder.PRIORITY,
+        )
         return plan_memory(plan, CHAIN, CLUSTER)["n0/0"]
 
     plain = promised(replica("n1/0", lanes=1))
     pieces = promised(replica("n1/0", "n1/1", lanes=2))
     # One bucket; two of them may be in flight, each with one gradient in pieces.
     assert pieces.sync_bytes - plain.sync_bytes == 2 * CHAIN.num_params * 4
+
+
+@pytest.mark.parametrize("segments", [(8,), (4, 4), (1,) * 8])
+def test_sums_take_the_room_that_activations_leave(segments: tuple[int, ...]):
+    """Not where updates wait for the next step, whose forward is there beside them."""
+
+    def promised(samples: int, order: UpdateOrder) -> MemoryParts:
+        replicas = tuple(
+            Replica(
+                stages=(Stage(devices=(name,), layers=(0, 8), segments=segments),),
+                microbatches=1,
+                microbatch_size=samples,
+                samples=samples,
+            )
+            for name in ("n0/0", "n1/0")
+        )
+        plan = Plan(replicas=replicas, batch_size=2 * samples, order=order)
+        return plan_memory(plan, CHAIN, CLUSTER)["n0/0"]
+
+    few, many = (promised(n, UpdateOrder.FIFO) for n in (1, 64))
+    beside = promised(64, UpdateOrder.PRIORITY)
+    waiting = GRAD_BYTES * (CHAIN.num_params // 2)
+    assert beside.sync_bytes > few.sync_bytes + waiting * 0.99
+    assert 0 < many.sync_bytes <= few.sync_bytes
+    if len(segments) == 1:  # none are left when the only program has ended
+        new = GROUPS_IN_FLIGHT * (CHAIN.num_params * 3 // 2) * ITEM_BYTES["float32"]
+        assert many.sync_bytes == pytest.approx(new, rel=0.01)
 
 
 @pytest.mark.parametrize("kind", ["h100-80g-sxm", "rtx2080-8g", "mi210-64g", "cpu"])

@@ -98,7 +98,7 @@ def test_parts_give_the_plain_numbers_within_the_promise(monkeypatch: Any):
             layers=layers.layers,
             joined=stage is replica.stages[-1],
         )
-        kept, _ = stage_activations(layers, within, stage, samples, now, late)
+        kept = stage_activations(layers, within, stage, samples, now, late).kept
         assert 0.4 * kept <= peaks[place] <= kept, place
 
 

@@ -14,8 +14,9 @@ from hexijax.cluster import Cluster
 from hexijax.costs.activations import Within
 from hexijax.costs.compute import MeshShape, layer_times
 from hexijax.costs.links import slowest_link
-from hexijax.costs.memory import GRAD_BYTES, stage_parts
+from hexijax.costs.memory import stage_parts
 from hexijax.costs.rates import CALL_S
+from hexijax.costs.sums import GRAD_BYTES
 from hexijax.layers.chain import Chain, Remat
 from hexijax.plan.plan import Replica, Stage
 from hexijax.program.boxes import MIN_CUT_SIZE
@@ -127,7 +128,7 @@ class Bounds:
             layers=self._chain.layers,
             joined=live == 1 and layers[1] == len(self._chain.layers),
         )
-        return stage_parts(self._chain, within, replica, stage, live).total_bytes
+        return stage_parts(self._chain, within, replica, stage, live).parts.total_bytes
 
     def _room(self, mesh: Mesh) -> int:
         return min(self._cluster.device(d).usable_memory_bytes for d in mesh.devices)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexijax.costs.memory import CHUNKS_ON_DEVICE
+from hexijax.costs.sums import CHUNKS_ON_DEVICE
 from hexijax.plan.plan import Memory, Plan, PlanError, Schedule, StateShare, UpdateOrder
 from hexijax.program.check import check
 from hexijax.program.linearise import UnitCosts

@@ -3,7 +3,7 @@
 import dataclasses
 
 from hexijax.costs.hosts import full_host
-from hexijax.costs.memory import MemoryParts
+from hexijax.costs.parts import MemoryParts
 from hexijax.plan.plan import Memory, Params, Plan, Replica, Schedule, Stage
 from hexijax.report.judged import judge
 from hexijax.report.passes import passing

@@ -7,8 +7,8 @@ import pytest
 from hexijax.cluster import Cluster, LinkProfile
 from hexijax.costs import PlanCosts
 from hexijax.costs.borders import Carriage
-from hexijax.costs.memory import GRAD_BYTES
 from hexijax.costs.rates import CALL_S, HOST_CALL_S
+from hexijax.costs.sums import GRAD_BYTES
 from hexijax.costs.ways import Grid, Ways
 from hexijax.costs.ways import load as ways_load
 from hexijax.layers.chain import Chain

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from hexijax.costs.activations import enter_bytes
 from hexijax.costs.compute import layer_times
-from hexijax.costs.memory import GRAD_BYTES, STATE_BYTES
+from hexijax.costs.sums import GRAD_BYTES, STATE_BYTES
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.planner.baselines.devices import Mesh, Pipeline
 from hexijax.planner.baselines.draft import Layers, Rules, unit

@@ -28,14 +28,15 @@ from hexijax.costs.activations import (
     working_bytes,
 )
 from hexijax.costs.compute import MeshShape, layer_times
-from hexijax.costs.memory import (
+from hexijax.costs.rates import CALL_S
+from hexijax.costs.sums import (
     GRAD_BYTES,
+    GROUPS_IN_FLIGHT,
     STATE_BYTES,
     alone_bytes,
     flying_bytes,
     shard_size,
 )
-from hexijax.costs.rates import CALL_S
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
 from hexijax.program.buckets import ALONE_SIZE, shared_size
 
@@ -254,10 +255,12 @@ class Runs:
         if load.members == 1:
             flying = alone_bytes(1, 1, item, self._shape.lanes) * bucket
         else:
-            flying = flying_bytes(0, 1, load.members, item) * bucket
-            if load.homes:
-                home = flying_bytes(1, 0, load.members, item) / load.homes
-                flying = flying + home * bucket
+            share = 1 / load.homes if load.homes else 0.0
+            home = flying_bytes(1, 0, load.members, item) * share
+            flying = (flying_bytes(0, 1, load.members, item) + home) * bucket
+            if load.per_segment is None:  # its only program has ended by then
+                new = GROUPS_IN_FLIGHT * item * (1 + share) * bucket
+                flying = most(flying - depth, new)
         resident = params * (item + GRAD_BYTES) + self._parameters.frozen_FS[at] * item
         if load.homes:
             held = self._whole.sums_FS[at] / load.homes

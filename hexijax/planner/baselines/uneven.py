@@ -1,6 +1,10 @@
 """Where state lies when it goes where room is left, as uneven as that is."""
 
-from hexijax.costs.memory import STATE_BYTES, flying_bytes
+from hexijax.costs.sums import (
+    GROUPS_IN_FLIGHT,
+    STATE_BYTES,
+    flying_bytes,
+)
 from hexijax.layers.chain import ITEM_BYTES
 from hexijax.plan.plan import Place, StateShare, stage_place
 from hexijax.planner.baselines.draft import Draft
@@ -42,9 +46,10 @@ def state_shares(
             shares[stage_place(r, k)] = float(room * len(mesh.devices))
     need = ground.num_params * STATE_BYTES * (1 + ground.options.moments)
     item = max(ITEM_BYTES[m.shape.dtype] for p in draft.pipelines for m in p)
-    need += min(ground.num_params, shared_size(ground.num_params)) * flying_bytes(
-        1, 0, setting.members, item
-    )
+    at_home = GROUPS_IN_FLIGHT * item
+    if setting.per_segment is not None:
+        at_home = flying_bytes(1, 0, setting.members, item)
+    need += min(ground.num_params, shared_size(ground.num_params)) * at_home
     if need > sum(shares.values()):
         return None
     return (StateShare(groups=("*",), shares=shares),)

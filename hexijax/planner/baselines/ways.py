@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from hexijax.cluster import LinkProfile
 from hexijax.costs.links import slowest_link, transfer_s
-from hexijax.costs.memory import GRAD_BYTES
+from hexijax.costs.sums import GRAD_BYTES
 from hexijax.layers.chain import ITEM_BYTES
 from hexijax.planner.baselines.devices import Mesh, Pipeline, Yard
 

@@ -9,8 +9,8 @@ import enum
 from collections.abc import Mapping
 
 from hexijax.costs.host_rates import HostSide
-from hexijax.costs.memory import CHUNKS_ON_DEVICE
 from hexijax.costs.rates import HOST_PIECE_S
+from hexijax.costs.sums import CHUNKS_ON_DEVICE
 from hexijax.layers.chain import Remat
 
 

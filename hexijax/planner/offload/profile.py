@@ -19,14 +19,14 @@ from hexijax.costs.compute import fused_attention, layer_times
 from hexijax.costs.host_rates import host_side
 from hexijax.costs.instructions import mesh_shape
 from hexijax.costs.measured import update_s_per_param
-from hexijax.costs.memory import (
+from hexijax.costs.memory import room_bytes
+from hexijax.costs.rates import CALL_S
+from hexijax.costs.sums import (
     STATE_BYTES,
     chunks_on_device,
     leaf_shard,
-    room_bytes,
     shard_size,
 )
-from hexijax.costs.rates import CALL_S
 from hexijax.costs.temp import Temps
 from hexijax.layers.chain import ITEM_BYTES, Chain, Group, Remat
 from hexijax.plan.plan import CHUNK_SIZE, Memory, Stage

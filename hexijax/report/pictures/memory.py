@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from hexijax.costs.memory import MemoryParts
+from hexijax.costs.parts import MemoryParts
 from hexijax.report.judged import Judged
 from hexijax.report.pictures.style import FONT, figure, legend, plain
 from hexijax.report.rows import group
