@@ -26,7 +26,7 @@ from hexijax.report.pictures.style import (
 from hexijax.report.pictures.timeline import ROW_IN, draw_row, dress
 from hexijax.report.rows import Use
 from hexijax.report.words import seconds
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 Event = Mapping[str, Any]
 

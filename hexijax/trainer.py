@@ -35,8 +35,8 @@ from hexijax.job.clusters import given_cluster
 from hexijax.job.elastic import Elastic
 from hexijax.job.evaluation import NO_BATCH, repeatable
 from hexijax.job.evaluation import evaluate as evaluate_all
+from hexijax.job.fitting import Fitting
 from hexijax.job.handed import (
-    Counted,
     checked_rules,
     elastic_members,
     of_three,
@@ -45,9 +45,9 @@ from hexijax.job.handed import (
     zeros_like,
 )
 from hexijax.job.intake import check_vocabulary, problem, trace_chain
-from hexijax.job.loop import Line, Loop, ended
-from hexijax.job.machine import Machine, make_machine
-from hexijax.job.membership import elastic_job, watched
+from hexijax.job.loop import Line, ended
+from hexijax.job.machine import Fixed, make_machine
+from hexijax.job.membership import elastic_job
 from hexijax.job.plans import check_plan, new_plan, read_plan
 from hexijax.job.screen import Quiet, Screen
 from hexijax.layers.chain import Chain
@@ -71,26 +71,13 @@ class _Job:
     experiment: Experiment
     chain: Chain
     form: BatchForm
-    now: "Elastic | _Fixed"
+    now: Elastic | Fixed
     """Plan, cluster and machine: those of now, where they change."""
 
     @property
     def engine(self) -> Any:
         """Of now, as a saver or a loop keeps it."""
         return self.now.engine
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Fixed:
-    """A job under one plan."""
-
-    cluster: Cluster
-    plan: Plan | None
-    machine: Machine
-
-    @property
-    def engine(self) -> Any:
-        return self.machine.engine
 
 
 class Trainer:
@@ -417,59 +404,25 @@ class Trainer:
             )
             saver = self._saver(Path(save), choices)
 
-        last, where = self._steps_done + steps, position(iterator)
-
-        def keep(done: int) -> None:
-            assert saver is not None
-            asked = done >= last or not saver.due(done)
-            saver.write(saver.take(done, where(), asked=asked))
-
-        meter = Meter(
-            tokens_per_step=float(job.form.size * job.chain.tokens_per_sample),
-            flops_per_step=job.now.machine.flops_per_step,
-            peak_flops_per_s=job.now.machine.peak_flops_per_s,
+        fitting = Fitting(
+            job=job.now,
+            experiment=experiment,
+            batches=waiting,
+            iterator=iterator,
+            meter=Meter(
+                tokens_per_step=float(job.form.size * job.chain.tokens_per_sample),
+                flops_per_step=job.now.machine.flops_per_step,
+                peak_flops_per_s=job.now.machine.peak_flops_per_s,
+            ),
+            screen=Screen() if show else Quiet(),
+            stop=self._stop,
+            count=self._count,
+            tell=tell,
+            saver=saver,
+            folder=None if save is None else RunFolder(Path(save).expanduser()),
+            tell_plan=self._tell_plan,
         )
-        screen = Screen() if show else Quiet()
-
-        def make_loop() -> Loop:
-            return Loop(
-                engine=Counted(job.engine, self._count),
-                experiment=experiment,
-                batches=waiting,
-                meter=meter,
-                screen=screen,
-                write=tell,
-                save=keep if saver else None,
-                due=saver.due if saver else None,
-                stop=self._stop,
-                flag="",
-            )
-
-        def anew(elastic: Elastic) -> Loop:
-            meter.peak_flops_per_s = elastic.machine.peak_flops_per_s
-            if saver and save is not None:
-                self._tell_plan(RunFolder(Path(save).expanduser()), saver)
-            return make_loop()
-
-        try:
-            if isinstance(job.now, Elastic):
-                assert isinstance(iterator, BatchIterator)
-                elastic, folder = job.now, None
-                elastic.steps = experiment.steps
-                if save is not None:
-                    folder = RunFolder(Path(save).expanduser())
-                with watched(elastic, folder, saver, self._stop.set, screen.say):
-                    start = self._steps_done
-                    finished = elastic.run(anew, iterator, self._count, start)
-                self._count(elastic.done)
-            else:
-                finished = make_loop().run(self._steps_done)
-        finally:
-            if saver is not None:
-                saver.close()
-        if saver is not None:
-            saver.close(self._steps_done)
-        return finished
+        return fitting.run(self._steps_done)
 
     def stop(self) -> None:
         """Ends ``fit`` after the step that is computing; for callbacks."""
@@ -548,12 +501,12 @@ class Trainer:
             _log.info("%s", note)
         plan = self._find_plan(experiment, chain, cluster)
         _log.info("compiling for %d devices", len(cluster.devices))
-        now: Elastic | _Fixed
+        now: Elastic | Fixed
         if self._members is None:
             machine = make_machine(
                 experiment, cluster, chain, plan, emulate=self._emulate
             )
-            now = _Fixed(cluster=cluster, plan=plan, machine=machine)
+            now = Fixed(cluster=cluster, plan=plan, machine=machine)
         else:
             ahead = contextlib.ExitStack()
             now = ahead.enter_context(

@@ -9,10 +9,10 @@ import contextlib
 from hexijax.cli import elasticity, rehearsal
 from hexijax.cli.beginning import begin
 from hexijax.cli.session import SINGLE
-from hexijax.cli.training import Fixed, train
+from hexijax.cli.training import train
 from hexijax.errors import UserError
 from hexijax.job.elastic import Elastic
-from hexijax.job.machine import make_machine
+from hexijax.job.machine import Fixed, make_machine
 from hexijax.job.screen import Screen
 from hexijax.job.tracing import Traced
 

@@ -7,7 +7,6 @@ A job is a machine under one plan, an elastic one in this process, or one island
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 import threading
 from contextlib import closing
@@ -15,43 +14,22 @@ from typing import Any
 
 from hexijax.cli import elasticity
 from hexijax.cli.session import Session
-from hexijax.cluster import Cluster
 from hexijax.errors import UserError
 from hexijax.experiment import BatchIterator, Experiment
 from hexijax.job import saving
 from hexijax.job.elastic import Elastic
 from hexijax.job.islands import Islanded
 from hexijax.job.loop import Diverged, Loop
-from hexijax.job.machine import Machine
+from hexijax.job.machine import Fixed
 from hexijax.job.screen import Screen
 from hexijax.job.tracing import Traced, drift
 from hexijax.layers.chain import Chain
-from hexijax.plan import Plan
 from hexijax.report import Meter, Metrics, RunFolder
 from hexijax.report.folder import write_json
 from hexijax.report.judged import Judged
 from hexijax.report.summary import make_report, render
 
 DIVERGED, INTERRUPTED = 1, 130
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fixed:
-    """A job under one plan."""
-
-    machine: Machine
-    """Its engine."""
-
-    plan: Plan | None
-    """None: the plain program."""
-
-    cluster: Cluster
-    """Where."""
-
-    @property
-    def engine(self) -> Any:
-        """The machine's."""
-        return self.machine.engine
 
 
 def train(

@@ -160,17 +160,18 @@ def stage_activations(
     )
     batch = batch_bytes(chain, start, stop, samples)
     flying = BORDERS_IN_FLIGHT * (edges + batch)
-    kept = borders = passing = away = 0
+    kept = borders = last_border = passing = away = 0
     inside: list[int] = []
-    borders_gone: list[int] = []
+    gone_borders: list[int] = []
     for g in reversed(range(len(stage.segments))):
         first, past = stage.segment_layers(g)
         border = enter_bytes(chain, first, stage.dtype, samples)
-        borders_gone.append(borders)
+        # The segment after this one has left its cotangents where its borders were.
+        gone_borders.append(borders - last_border)
+        last_border = 0 if stage.waits_on_host(g) else border
         if stage.waits_on_host(g):
             passing = max(passing, BORDERS_PASSING * border)
-        else:
-            borders += border
+        borders += last_border
         # What later segments kept of this microbatch is gone by then.
         gone = kept * live if within.layered else kept
         inside.append(within_bytes(chain, within, stage, samples, g) - gone)
@@ -196,7 +197,7 @@ def stage_activations(
     if within.layered:
         left = [
             live * (one - gone) + x
-            for gone, x in zip(borders_gone, last_pass, strict=True)
+            for gone, x in zip(gone_borders, last_pass, strict=True)
         ]
     late = sum(
         handed_bytes(chain, layer, stage.dtype, stage.tensor, samples)

@@ -83,13 +83,13 @@ def plan_memory(
     for place, sums in state_and_sums(plan, chain, moments, whole_leaves).items():
         stage = stages.get(place)
         devices = stage.devices if stage else (place,)
-        if stage and on_set[devices] == 1:
-            held = _beside_sums(found[devices[0]], sums, stage, drains[place], plan)
-            found.update(dict.fromkeys(devices, held))
-            continue
         parts = sums.parts + MemoryParts(sync_bytes=sums.flying_bytes)
         for device in devices:
-            found[device] = _sum(found.get(device, MemoryParts()), parts)
+            held = found.get(device, MemoryParts())
+            if stage and on_set[devices] == 1:
+                found[device] = _beside_sums(held, sums, stage, drains[place], plan)
+            else:
+                found[device] = _sum(held, parts)
     return {
         name: parts if cluster.device(name).profile.vendor == CPU else _gapped(parts)
         for name, parts in found.items()

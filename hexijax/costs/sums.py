@@ -80,8 +80,9 @@ class Landing(NamedTuple):
     """What that takes, in bytes."""
 
     staying: int
-    """Of it, what is there when the next step's first programs are given memory: new
-    parameters on their way, or where nothing arrives all."""
+    """Of it, what may be there beside all activations: what others have sent early, new
+    parameters on their way when the next step begins, and all of what is home here
+    alone, or used here alone."""
 
     alone: bool
     """Nothing arrives."""
@@ -137,10 +138,11 @@ def state_and_sums(
             own_lanes = 1 if stage is None else stage.lanes
             start = stage.layers[0] if stage else 0
             first = min((x for x in group.layers if x >= start), default=0)
-            new = GROUPS_IN_FLIGHT * (size + shard) * item
-            landing.setdefault(place, []).append(
-                Landing(first, flying, flying if alone else new, alone)
-            )
+            staying = flying
+            if place in members and not alone:
+                early = GRAD_BYTES * len(members) * size
+                staying = GROUPS_IN_FLIGHT * max(item * (size + shard), early)
+            landing.setdefault(place, []).append(Landing(first, flying, staying, alone))
             ends = grads is not None and place in members and grads.ends(group, place)
             if late and not ends and not (alone and own_lanes == 1):
                 passing[place] = passing.get(place, 0) + GRAD_BYTES * size

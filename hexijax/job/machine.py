@@ -43,6 +43,25 @@ class Machine:
     """Of the model, without recomputation."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fixed:
+    """A job under one plan."""
+
+    machine: Machine
+    """Its engine."""
+
+    plan: Plan | None
+    """None: the plain program."""
+
+    cluster: Cluster
+    """Where."""
+
+    @property
+    def engine(self) -> "Engine | PlainEngine":
+        """The machine's."""
+        return self.machine.engine
+
+
 def make_machine(
     experiment: Experiment,
     cluster: Cluster,

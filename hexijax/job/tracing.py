@@ -27,8 +27,8 @@ from hexijax.report.drift import Drift, Part, Span, parts, predicted_spans
 from hexijax.report.judged import Judged, with_events
 from hexijax.runtime.results import Sums
 from hexijax.simulator import Cause
-from hexijax.simulator.tasks import What, name
 from hexijax.simulator.trace import Slice, write_slices
+from hexijax.simulator.uses import What, name
 
 if TYPE_CHECKING:
     from hexijax.runtime.engine import Engine

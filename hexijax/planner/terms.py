@@ -162,6 +162,8 @@ class Sums:
     """And of each that the stage computes with."""
     item_bytes: int
     """New, in the compute dtype."""
+    members: int
+    """Stages that send gradients, perhaps early."""
     inside_FS: Float[np.ndarray, "layers stops"]
     """Bytes alive in the program, what layers keep left out."""
 
@@ -179,9 +181,11 @@ class Sums:
         flying_FS = bucket_FS * (self.shard + self.home / state_devices)
         if alive_FS is None:
             return flying_FS
-        new = GROUPS_IN_FLIGHT * self.item_bytes * (1 + 1 / state_devices)
+        early = GRAD_BYTES * self.members / state_devices
+        staying = max(self.item_bytes * (1 + 1 / state_devices), early)
         gone_FS = self.inside_FS[at] + alive_FS
-        return np.maximum(flying_FS - gone_FS, bucket_FS * new)
+        more_FS = bucket_FS * GROUPS_IN_FLIGHT * staying
+        return np.maximum(flying_FS - gone_FS, more_FS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -227,7 +231,8 @@ class Fixed:
         homed_FS = arrays.whole_params_FS * _state_bytes(load)
         sums = None
         if load.members > 1 and load.per_segment is None:
-            sums = Sums(bucket_FS, home, shard, arrays.item_bytes, inside_FS)
+            of = home, shard, arrays.item_bytes, load.members
+            sums = Sums(bucket_FS, *of, inside_FS)
         else:
             fixed_FS, homed_FS = (
                 fixed_FS + bucket_FS * shard,

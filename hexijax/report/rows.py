@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hexijax.plan.names import fold
 from hexijax.report.drawing import alike
 from hexijax.report.judged import Judged
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 SAME = 100
 """Parts of a step: what begins and ends in the same ones looks the same."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from hexijax.report.rows import group
 from hexijax.report.words import columns, seconds
 from hexijax.simulator import Cause, Timeline
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 BUSY = (What.FORWARD, What.BACKWARD, What.BOTH, What.SYNC, What.UPDATE)
 IDLE = (Cause.PIPELINE, Cause.MOVE, Cause.SYNC, Cause.DISPATCH)

@@ -9,8 +9,8 @@ from hexijax.costs.rates import HOST_CALL_S
 from hexijax.plan.plan import Place
 from hexijax.program.program import Backward, Forward, Recv, Send
 from hexijax.simulator.steps import HOST, QUEUE, STEP_BEFORE, Steps
-from hexijax.simulator.tasks import Task, What
 from hexijax.simulator.timeline import Cause, Event, Timeline
+from hexijax.simulator.uses import Task, What
 
 
 def account(

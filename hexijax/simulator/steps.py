@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hexijax.costs.rates import HOST_CALL_S
 from hexijax.program.clock import together
-from hexijax.simulator.tasks import Task, Use
+from hexijax.simulator.uses import Task, Use
 
 MOST_STEPS = 24
 """Played before the last half of them is taken as the steady state."""

@@ -18,8 +18,6 @@ same devices, a Free, a Load (it runs ahead). A stage that stands for several co
 each of its host's calls as often as they share that host.
 """
 
-import dataclasses
-import enum
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -38,23 +36,7 @@ from hexijax.program.fuse import fused_pairs
 from hexijax.program.program import PIECES, Buffer, Instruction, Kind, Program
 from hexijax.program.waiting import held_back
 from hexijax.simulator.passes import Passes
-
-
-class What(enum.StrEnum):
-    """What a task is, for people."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    BOTH = "both"
-    """A last segment's forward and backward as one program."""
-    MOVE = "move"
-    """Activations or cotangents between stages."""
-    SYNC = "sync"
-    """Gradients to their homes, new parameters to their users, the norm."""
-    UPDATE = "update"
-    SKIP = "skip"
-    """Microbatches that are not played, since they repeat."""
-
+from hexijax.simulator.uses import Hosts, Task, Use, What
 
 CROSSING = (Kind.ACT, Kind.COT)
 
@@ -63,42 +45,6 @@ IN_FLIGHT = 32
 
 LOOKED = 8
 """A host looks after so many calls of a device: each look costs the simulator time."""
-
-Hosts = tuple[tuple[str, float], ...]
-"""Islands whose host dispatches a call, and how many such calls it makes."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Use:
-    """What equal tasks have in common: one object for all of them."""
-
-    what: What
-    seconds: float
-    devices: tuple[str, ...]
-    """Kept from start to end."""
-    load: Load = NO_LOAD
-    """Ways, kept from the start for as long as its bytes need each."""
-    hosts: Hosts = ()
-    behind: tuple[str, ...] = ()
-    """Devices waited for, not kept."""
-
-
-@dataclasses.dataclass(slots=True)
-class Task:
-    """One use of some queues at once."""
-
-    use: Use
-    instruction: Instruction
-    """The one it belongs to; a Reduce or a Gather has several tasks."""
-    after: Sequence[int] = ()
-    """Tasks of the same step that end before this starts."""
-    along: Sequence[int] = ()
-    """Tasks that have begun when this starts, and ended when it ends."""
-    before: Sequence[tuple[int, float]] = ()
-    """Tasks of the step before that end before this starts, and seconds between."""
-    held: Sequence[int] = ()
-    """Tasks that end before its hosts dispatch this, and what follows in their order:
-    copies of what takes the same memory, or calls with which its device is full."""
 
 
 def tasks(
@@ -621,31 +567,3 @@ class _Writer:
             (island, self._costs.copies(place) if island in twin else 1)
             for island in islands
         )
-
-
-def name(instruction: Instruction) -> str:
-    """An instruction as a person reads it on a timeline."""
-    kind = type(instruction).__name__
-    match instruction:
-        case (
-            ops.Forward(segment=g, microbatches=(m, _))
-            | ops.Backward(segment=g, microbatches=(m, _))
-        ):
-            return f"{kind} g{g} #{m}"
-        case (
-            ops.Send(source=source, target=target)
-            | ops.Recv(source=source, target=target)
-        ):
-            return f"{kind} {source} > {target}"
-        case (
-            ops.Reduce(group=group)
-            | ops.Sum(group=group)
-            | ops.Gather(group=group)
-            | ops.Join(group=group)
-            | ops.Update(group=group)
-        ):
-            return f"{kind} {group}"
-        case ops.Agree(name=name):
-            return f"{kind} {name}"
-        case _:
-            return kind

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hexijax.costs.ways import Load
 from hexijax.program.program import Instruction
 from hexijax.simulator.memory import MemoryCurve
-from hexijax.simulator.tasks import What, name
+from hexijax.simulator.uses import What, name
 
 
 class Cause(enum.StrEnum):

@@ -11,7 +11,7 @@ from hexijax.report.pictures.style import BUSY, BUSY_WORDS, IDLE, IDLE_WORDS
 from hexijax.report.rows import rows, uses_by_queue
 from hexijax.report.words import gib
 from hexijax.simulator import Cause
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 from tests.report.problems import make_judged, make_problem
 
 PNG = b"\x89PNG\r\n\x1a\n"

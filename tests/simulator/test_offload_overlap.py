@@ -22,7 +22,7 @@ from hexijax.plan.plan import (
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward, Prefetch, Update, WriteBack
 from hexijax.simulator import Timeline, simulate
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 H100S = Cluster.from_toml("experiments/clusters/h100_x4.toml")
 CHAIN = gpt(depth=12, width=4096, num_heads=32, length=1024)

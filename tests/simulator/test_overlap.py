@@ -15,8 +15,8 @@ from hexijax.program import names
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Gather, Program, Reduce
 from hexijax.simulator import Cause, Timeline, simulate
-from hexijax.simulator.tasks import What
 from hexijax.simulator.trace import write_trace
+from hexijax.simulator.uses import What
 
 H100S = Cluster.from_toml("experiments/clusters/h100_x4.toml")
 CHAIN = gpt(depth=12, width=2048, num_heads=16, length=1024)

@@ -23,8 +23,9 @@ from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward, Free, Instruction, Part
 from hexijax.simulator import Cause, Timeline, simulate
 from hexijax.simulator.steps import Steps, Ways
-from hexijax.simulator.tasks import IN_FLIGHT, LOOKED, Task, Use, What, tasks
+from hexijax.simulator.tasks import IN_FLIGHT, LOOKED, tasks
 from hexijax.simulator.trace import write_trace
+from hexijax.simulator.uses import Task, Use, What
 from tests.plan.examples import make_kind
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.program.random_plans import random_plan

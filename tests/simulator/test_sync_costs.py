@@ -16,7 +16,7 @@ from hexijax.plan.plan import Place, Plan, StateShare
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Update
 from hexijax.simulator import Cause, Timeline, simulate
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 from tests.program.examples import make_chain, make_plan, make_stages
 from tests.simulator.test_simulator import cluster
 

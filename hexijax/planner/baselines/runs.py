@@ -259,8 +259,9 @@ class Runs:
             home = flying_bytes(1, 0, load.members, item) * share
             flying = (flying_bytes(0, 1, load.members, item) + home) * bucket
             if load.per_segment is None:  # its only program has ended by then
-                new = GROUPS_IN_FLIGHT * item * (1 + share) * bucket
-                flying = most(flying - depth, new)
+                staying = max(item * (1 + share), GRAD_BYTES * load.members * share)
+                more = GROUPS_IN_FLIGHT * staying * bucket
+                flying = most(flying - depth, more)
         resident = params * (item + GRAD_BYTES) + self._parameters.frozen_FS[at] * item
         if load.homes:
             held = self._whole.sums_FS[at] / load.homes

@@ -1,6 +1,7 @@
 """Where state lies when it goes where room is left, as uneven as that is."""
 
 from hexijax.costs.sums import (
+    GRAD_BYTES,
     GROUPS_IN_FLIGHT,
     STATE_BYTES,
     flying_bytes,
@@ -46,7 +47,7 @@ def state_shares(
             shares[stage_place(r, k)] = float(room * len(mesh.devices))
     need = ground.num_params * STATE_BYTES * (1 + ground.options.moments)
     item = max(ITEM_BYTES[m.shape.dtype] for p in draft.pipelines for m in p)
-    at_home = GROUPS_IN_FLIGHT * item
+    at_home = GROUPS_IN_FLIGHT * max(item, GRAD_BYTES * setting.members)
     if setting.per_segment is not None:
         at_home = flying_bytes(1, 0, setting.members, item)
     need += min(ground.num_params, shared_size(ground.num_params)) * at_home

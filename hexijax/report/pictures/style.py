@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from hexijax.cluster import Cluster
 from hexijax.simulator import Cause
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 FONT, SMALL = 8.0, 6.5
 """Points."""

@@ -25,7 +25,7 @@ from hexijax.report.pictures.style import (
 from hexijax.report.rows import Row, Use, looks, merged, rows, uses_by_queue
 from hexijax.report.words import seconds
 from hexijax.simulator import Cause
-from hexijax.simulator.tasks import What
+from hexijax.simulator.uses import What
 
 MOST_ROWS, MOST_WAYS = 40, 4
 ROW_IN = 0.2
