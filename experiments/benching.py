@@ -22,6 +22,8 @@ from typing import Any
 
 import jax
 
+from hexijax.costs.hosts import host_parts
+
 LEAST_S = 15.0
 """With less left, nothing more is begun."""
 
@@ -125,6 +127,7 @@ class Bench:
         if self.small:
             count = f"--xla_force_host_platform_device_count={len(cards)}"
             return made | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": count}
+        made.setdefault("JAX_NUM_CPU_DEVICES", str(host_parts(os.cpu_count())))
         return made | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))}
 
     def start(self, name: str, cards: Sequence[int], *command: str) -> "Child":

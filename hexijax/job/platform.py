@@ -6,11 +6,12 @@ What the user has set already is kept.
 """
 
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hexijax.cluster import Cluster
+from hexijax.cluster import Cluster, Device
+from hexijax.costs.hosts import host_parts
 from hexijax.errors import UserError
 from hexijax.job.clusters import given_cluster
 
@@ -19,10 +20,14 @@ _READ_ON_IMPORT: Mapping[str, Callable[[str], Any]] = {
     "JAX_COMPILATION_CACHE_DIR": str,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
+    "JAX_NUM_CPU_DEVICES": int,
 }
 """What ``prepare`` may set, and how JAX reads it."""
 
 _FORCE = "--xla_force_host_platform_device_count"
+
+_CARDS = ("/dev/nvidiactl", "/dev/kfd")
+"""There where a driver of NVIDIA's or AMD's cards is."""
 
 
 def prepare(
@@ -50,6 +55,8 @@ def prepare(
         environ["JAX_PLATFORMS"] = "cpu"
     if forced:
         _force_cpu_devices(forced, environ)
+    elif _has_cards(own, environ):  # whose host may share in updates
+        environ.setdefault("JAX_NUM_CPU_DEVICES", str(host_parts(os.cpu_count())))
     environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder(environ)))
     # Every program: those of a plan are many and small.
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -132,6 +139,13 @@ def cache_folder(environ: MutableMapping[str, str] = os.environ) -> Path:
     return Path(base).expanduser() / "hexijax" / "jax"
 
 
+def _has_cards(own: Sequence[Device], environ: Mapping[str, str]) -> bool:
+    """Whether this process drives accelerators, as far as one knows before JAX does."""
+    if environ.get("JAX_PLATFORMS") == "cpu" or _FORCE in environ.get("XLA_FLAGS", ""):
+        return False
+    return bool(own) or any(map(os.path.exists, _CARDS))
+
+
 def _force_cpu_devices(count: int, environ: MutableMapping[str, str]) -> None:
     flags = environ.get("XLA_FLAGS", "").split()
     flags = [flag for flag in flags if not flag.startswith(_FORCE)]
@@ -140,3 +154,4 @@ def _force_cpu_devices(count: int, environ: MutableMapping[str, str]) -> None:
         # Several devices keep the cores busy; threads inside each would only contend.
         flags.append("--xla_cpu_multi_thread_eigen=false")
     environ["XLA_FLAGS"] = " ".join(flags)
+    environ.pop("JAX_NUM_CPU_DEVICES", None)  # it would have the last word

@@ -21,6 +21,7 @@ from hexijax.program.boxes import Box
 from hexijax.program.program import Memory, Site
 from hexijax.runtime.collectives import Collectives, Packed, as_words, padded
 from hexijax.runtime.group_shapes import Arrays, Sent, is_like
+from hexijax.runtime.host import to_cards
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.packs import pack, size_of, unpack
@@ -55,7 +56,7 @@ class Gathers(Collectives):
             return self.programs.get(
                 functools.partial(self._pack, home),
                 (masters,),
-                out_shardings=(self.layout.replicated(home),) * len(packs),
+                out_shardings=tuple(x.sharding for x in self._pack_structs(home)),
             )
         dtypes = tuple(self.slice_dtypes[leaf.id] for leaf, _ in self.held[home])
         return self.programs.get(
@@ -71,7 +72,7 @@ class Gathers(Collectives):
             for dtype, which in self._packs(home).items()
         )
 
-    def _uncast(self, home: Place, masters: Sequence[Any]) -> Arrays:
+    def _uncast(self, home: Place, masters: Sequence[Any]) -> tuple[Any, ...]:
         """The masters that travel as they are."""
         casts = self._casts(home)
         return tuple(x for x, cast in zip(masters, casts, strict=True) if not cast)
@@ -154,7 +155,32 @@ class Gathers(Collectives):
             return self._elsewhere(home)
         if self._site is not Site.HOST:
             return slices
-        return tuple(jax.device_put(list(slices), list(self._slices(home))))
+        return tuple(
+            to_card(x) for to_card, x in zip(self._to_cards(home), slices, strict=True)
+        )
+
+    @memo
+    def _to_cards(self, home: Place) -> list[Callable[[jax.Array], jax.Array]]:
+        """For each array that the host's update makes of new parameters."""
+        slices = [
+            struct(box_shape(box), self.slice_dtypes[leaf.id], where)
+            for (leaf, box), where in zip(
+                self.held[home], self._slices(home), strict=True
+            )
+        ]
+        packs = self._pack_structs(home)
+        if packs:
+            slices = [*packs, *self._uncast(home, slices)]
+        return [to_cards(x, self.programs) for x in slices]
+
+    @memo
+    def _pack_structs(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Of what ``_pack`` gives."""
+        shapes, where = self._shapes(home), self.layout.replicated(home)
+        return tuple(
+            struct((size_of([shapes[i] for i in which]),), dtype, where)
+            for dtype, which in self._packs(home).items()
+        )
 
     def send_params(
         self, places: Sequence[Place], slices: Mapping[Place, Sent]

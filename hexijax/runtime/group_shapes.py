@@ -5,10 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
-from hexijax.errors import UserError
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Place
 from hexijax.program.boxes import Box
@@ -17,7 +15,7 @@ from hexijax.program.names import state as state_name
 from hexijax.program.placement import state_memory
 from hexijax.program.program import Buffer, Memory, Site
 from hexijax.program.resting import joined
-from hexijax.runtime.batches import host_device
+from hexijax.runtime.host import host_memory
 from hexijax.runtime.layout import PINNED_HOST, Layout, box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.packs import Joined
@@ -160,8 +158,9 @@ class GroupShapes:
         if self._memory is Memory.DEVICE:
             return structs
         if self._site is Site.HOST:
-            here = host_memory()
-            return jax.tree.map(lambda s: struct(s.shape, s.dtype, here), structs)
+            return jax.tree.map(
+                lambda s: struct(s.shape, s.dtype, host_memory(s.shape)), structs
+            )
         return jax.tree.map(
             lambda s: struct(
                 s.shape, s.dtype, s.sharding.with_memory_kind(PINNED_HOST)
@@ -191,42 +190,6 @@ class GroupShapes:
                 self.group.leaves, self.param_dtypes[place], strict=True
             )
         )
-
-
-def host_memory() -> SingleDeviceSharding:
-    """Of the host's own processor, where its updates find and leave the state.
-
-    Where that is a backend of its own, its default memory: what lies in pinned memory
-    of a card is read there without a copy.
-    """
-    device = host_device()
-    if device is None:
-        raise UserError(
-            "The plan has the host update parameters, and this process has no CPU "
-            "backend. Let JAX_PLATFORMS name cpu as well (cuda,cpu), or let the device "
-            "update them ('update device' in the plan's state lines)."
-        )
-    kind = PINNED_HOST if jax.default_backend() == "cpu" else None
-    return SingleDeviceSharding(device, memory_kind=kind)
-
-
-def to_host(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Whole arrays where the host's processor computes; waits for those in parts."""
-    here = host_memory()
-    return [
-        jax.device_put(x if len(x.sharding.device_set) == 1 else np.asarray(x), here)
-        for x in arrays
-    ]
-
-
-def seen_by_host(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The same to be read only: of pinned memory no copy is made.
-
-    ``device_put`` between backends copies, at 1 GB/s where it was measured (H200, JAX
-    0.11); NumPy sees pinned memory as it lies, and the CPU backend what NumPy sees.
-    """
-    here = host_memory()
-    return [jax.device_put(np.asarray(x), here) for x in arrays]
 
 
 def is_like(given: jax.ShapeDtypeStruct, wanted: jax.ShapeDtypeStruct) -> bool:

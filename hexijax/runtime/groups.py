@@ -19,7 +19,8 @@ from hexijax.layers.chain import Group
 from hexijax.plan.plan import Place
 from hexijax.program.program import Memory, Site
 from hexijax.runtime.gathers import Gathers
-from hexijax.runtime.group_shapes import Arrays, host_memory, seen_by_host, to_host
+from hexijax.runtime.group_shapes import Arrays
+from hexijax.runtime.host import host_memory, seen_by_host, to_host
 from hexijax.runtime.later import value
 from hexijax.runtime.layout import PINNED_HOST, Layout
 from hexijax.runtime.memo import memo
@@ -216,7 +217,7 @@ class GroupRuntime(Sums, Gathers):
         jax.block_until_ready((new, slices))
         own = {id(x) for x in new["master"]}
         return new, tuple(
-            jax.device_put(np.array(x), host_memory()) if id(x) in own else x
+            jax.device_put(np.array(x), host_memory(x.shape)) if id(x) in own else x
             for x in slices
         )
 
@@ -282,7 +283,9 @@ class GroupRuntime(Sums, Gathers):
         where = jax.tree.map(lambda s: s.sharding, structs)
         cast_to = tuple(box.sharding for box, d in zip(boxes, casts, strict=True) if d)
         if packs:
-            cast_to = (self.layout.replicated(home),) * len(packs)
+            cast_to = tuple(x.sharding for x in self._pack_structs(home))
+            if self._site is Site.HOST:
+                cast_to = tuple(host_memory(x.shape) for x in self._pack_structs(home))
         return self.programs.get(
             f, tuple(args), out_shardings=(where, cast_to), donate_argnums=(0,)
         )

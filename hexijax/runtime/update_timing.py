@@ -16,8 +16,8 @@ from hexijax.experiment import Experiment
 from hexijax.layers.chain import Chain
 from hexijax.plan.plan import Memory, StateShare
 from hexijax.program.program import Site
-from hexijax.runtime.group_shapes import to_host
 from hexijax.runtime.groups import GroupRuntime
+from hexijax.runtime.host import to_host
 from hexijax.runtime.intake import abstract_params
 from hexijax.runtime.layer_timing import PLACE, mesh_plan
 from hexijax.runtime.layout import DEVICE, PINNED_HOST, Layout

@@ -15,6 +15,7 @@ import pytest
 from hexijax.layers.chain import Group, Leaf
 from hexijax.plan.plan import Memory, Place, StateShare
 from hexijax.program.boxes import users
+from hexijax.program.program import Site
 from hexijax.runtime.group_shapes import GroupShapes
 from hexijax.runtime.groups import GroupRuntime
 from hexijax.runtime.layout import DEVICE, Layout
@@ -49,9 +50,11 @@ FEW = [
 
 
 def make_runtime(
-    shares: Mapping[str, float], memory: Memory = Memory.DEVICE
+    shares: Mapping[str, float],
+    memory: Memory = Memory.DEVICE,
+    update: Memory = Memory.DEVICE,
 ) -> GroupRuntime:
-    """Three replicas of one device each; where their state rests."""
+    """Three replicas of one device each; where state rests, and who updates it."""
     names = ("fast/0", "fast/1", "slow/0")
     chain = dataclasses.replace(
         make_chain(1, sizes=[4096]),
@@ -65,6 +68,7 @@ def make_runtime(
         groups=("*",),
         shares={Place(k): float(v) for k, v in shares.items()},
         memory=memory,
+        update=update,
     )
     plan = make_plan(*stages, state=(state,))
     (group,) = chain.groups
@@ -116,9 +120,13 @@ def step(runtime: GroupRuntime) -> dict[str, Any]:
         jax.block_until_ready(before[home])
         before[home] = tuple(x.copy() for x in before[home])  # the update donates them
         summed, norms[home] = runtime.sum(home, sums[home])
-        there = jax.tree.map(lambda x: x.sharding.with_memory_kind(DEVICE), state)
-        given = jax.device_put(state, there)
-        new, after[home] = runtime.update(home, given, summed, None)
+        if runtime._site is Site.HOST:
+            new, made = runtime.update_on_host(home, state, summed, None, travels=True)
+            after[home] = runtime.on_devices(home, made)
+        else:
+            there = jax.tree.map(lambda x: x.sharding.with_memory_kind(DEVICE), state)
+            given = jax.device_put(state, there)
+            new, after[home] = runtime.update(home, given, summed, None)
         states[home] = runtime.opened(home, new)
     return {
         "norms": norms,
