@@ -9,6 +9,7 @@ Experiment field that does the same thing globally, where there is one.
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -83,22 +84,37 @@ class Traced:
 
     @classmethod
     def of(cls, optimizer: Any, params: Any) -> "Traced":
-        """The update of a parameter tree of arrays or shapes."""
-        with_path = jax.tree_util.tree_leaves_with_path(params)
-        names = tuple(path_name(path) for path, _ in with_path)
-        shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-        state = jax.eval_shape(optimizer.init, shapes)
-        paths = jax.tree_util.tree_leaves_with_path(state)
+        """The update of a parameter tree of arrays or shapes; asked for again it is not
+        traced again, which takes half a second of a large model's."""
+        leaves, tree = jax.tree.flatten(params)
+        shapes = tuple((tuple(p.shape), jax.numpy.dtype(p.dtype)) for p in leaves)
+        try:
+            hash(optimizer)
+        except TypeError:
+            return _traced.__wrapped__(optimizer, tree, shapes)
+        return _traced(optimizer, tree, shapes)
 
-        def update(grads: Any, state: Any, params: Any) -> Any:
-            return optimizer.update(grads, state, params)
 
-        return cls(
-            closed=jax.make_jaxpr(update)(shapes, state, shapes),
-            names=names,
-            owners=tuple(owner_of(path_name(path), names) for path, _ in paths),
-            state=state,
-        )
+@functools.lru_cache(maxsize=2)
+def _traced(
+    optimizer: Any, tree: Any, like: tuple[tuple[tuple[int, ...], Any], ...]
+) -> Traced:
+    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in like]
+    shapes = jax.tree.unflatten(tree, structs)
+    with_path = jax.tree_util.tree_leaves_with_path(shapes)
+    names = tuple(path_name(path) for path, _ in with_path)
+    state = jax.eval_shape(optimizer.init, shapes)
+    paths = jax.tree_util.tree_leaves_with_path(state)
+
+    def update(grads: Any, state: Any, params: Any) -> Any:
+        return optimizer.update(grads, state, params)
+
+    return Traced(
+        closed=jax.make_jaxpr(update)(shapes, state, shapes),
+        names=names,
+        owners=tuple(owner_of(path_name(path), names) for path, _ in paths),
+        state=state,
+    )
 
 
 def classify(optimizer: Any, params: Any, *, frozen: Collection[str] = ()) -> Reach:
