@@ -48,6 +48,9 @@ NO_GAIN, REMAT = 0.01, 0.03
 memory limits what would make them cheaper by less without, as remat takes more."""
 
 
+MOST_EVEN = 64
+"""Samples of a microbatch of a share that is cut evenly."""
+
 TOGETHER = 2
 """Sizes whose tables are made at once."""
 
@@ -149,7 +152,7 @@ class Fitter:
           setting: what it has in common with the others.
           own_split: layers of each stage, where they are given.
           slacks: splits of layers by how much slower they may be than the fastest.
-          share: samples that are one microbatch, too; 0: none.
+          share: samples that are cut evenly, too; 0: none.
         """
         if not _unlike(meshes):
             slacks = PACE
@@ -159,13 +162,13 @@ class Fitter:
                 return ()
             if share:
                 found = self.fits(meshes, setting, own_split, slacks=slacks)
-                more = self._whole(meshes, setting, own_split, slacks, share, found)
+                more = self._even(meshes, setting, own_split, slacks, share, found)
                 self._fits[key] = (*found, *more)
             else:
                 self._fits[key] = tuple(self._sizes(meshes, setting, own_split, slacks))
         return self._fits[key]
 
-    def _whole(
+    def _even(
         self,
         meshes: Sequence[Mesh],
         setting: Setting,
@@ -174,18 +177,28 @@ class Fitter:
         share: int,
         found: Sequence[Fitted],
     ) -> tuple[Fitted, ...]:
-        """All of a share at once, unless it is one of the sizes found or much above."""
+        """A share in as few equal microbatches as may be, and one more, unless such a
+        size was found or is much above those."""
         step = math.lcm(*(mesh.shape.lanes for mesh in meshes))
-        size = -(-share // step) * step
         known = [fitted.option.size for fitted in found]
-        cap = self._options.max_microbatch_size
-        least = min(mesh.shape.lanes for mesh in meshes)
-        if not known or size in known or size > 2 * max(known):
+        if not known:
             return ()
-        if cap is not None and size // least > cap:
+        least = min(mesh.shape.lanes for mesh in meshes)
+        most = 2 * max(known)
+        if (cap := self._options.max_microbatch_size) is not None:
+            most = min(most, cap * least)
+        fewest = -(-share // MOST_EVEN)
+        wanted = [-(-share // (count * step)) * step for count in (fewest, fewest + 1)]
+        sizes = [x for x in dict.fromkeys(wanted) if x not in known and x <= most]
+        if not sizes:
             return ()
         stages = [*meshes] * self.rounds(meshes)
-        return self._of_size(stages, [size], setting, own_split, slacks)[0]
+        each = [sizes[i:] for i in range(len(sizes))]
+        return tuple(
+            fitted
+            for x in each
+            for fitted in self._of_size(stages, x, setting, own_split, slacks)[0]
+        )
 
     def form(self, meshes: Sequence[Mesh]) -> int:
         """Equal for meshes and links that are equal but for their names."""

@@ -20,7 +20,7 @@ from hexijax.planner.batches import BatchOption, BatchShare, end_s, split_batch
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
 from hexijax.planner.dispatch import dispatch_s
-from hexijax.planner.fit import PACE, Fitted, Fitter, stages
+from hexijax.planner.fit import MOST_EVEN, PACE, Fitted, Fitter, stages
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
 from hexijax.planner.options import PlanOptions
@@ -32,9 +32,9 @@ from hexijax.planner.whole_batches import split_whole
 ROOMY = 1.1
 """Of a batch in proportion to a replica's speed, for which it is to have room."""
 
-MOST_WHOLE = 64
-"""Samples of a replica's share up to which it is also tried as one microbatch: sizes
-are powers of two, and of few microbatches the last is mostly padding."""
+EVENLY = 4 * MOST_EVEN
+"""Samples of a replica's share up to which it is cut evenly, too: other sizes are
+powers of two, and of few microbatches the last is mostly padding."""
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -243,7 +243,7 @@ class Scorer:
         unlike: dict[object, tuple[Fitted, ...]] = {}
         fits: list[tuple[Fitted, ...]] = []
         for meshes, split, width, batch, share in zip(
-            layout, splits, widths, batches, self._whole(layout), strict=True
+            layout, splits, widths, batches, self._even(layout), strict=True
         ):
             key = (self.fitter.form(meshes), width, batch, split, share)
             if key not in unlike:
@@ -278,13 +278,13 @@ class Scorer:
         total = sum(rates) or 1
         return [self._batch_size * rate / total for rate in rates]
 
-    def _whole(self, layout: Layout) -> list[int]:
-        """Samples of each replica that may be one microbatch; 0 where no share is."""
-        few = self._batch_size <= 2 * MOST_WHOLE * len(layout)
+    def _even(self, layout: Layout) -> list[int]:
+        """Samples of each replica that are to be cut evenly; 0 where none are."""
+        few = self._batch_size <= 2 * EVENLY * len(layout)
         if not few or not self.fitter.coarse:
             return [0] * len(layout)
         shares = map(math.ceil, self._in_proportion(layout))
-        return [share if share <= MOST_WHOLE else 0 for share in shares]
+        return [share if share <= EVENLY else 0 for share in shares]
 
     def least_s(self, layout: Layout) -> float:
         """What a layout's step takes at least, were memory no limit and sums free."""
