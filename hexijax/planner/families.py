@@ -25,8 +25,15 @@ WIDTHS = 3
 KEPT = 2
 """Of each class, put together with those of others."""
 
-MOST_TOGETHER = 48
+MOST_TOGETHER = 64
 """Of the layouts of several classes."""
+
+FEW_CLASSES = 3
+"""Classes of which all ways are tried."""
+
+MOST_PAIRS, MOST_THREES = 8, 12
+"""Of more classes. Of a pair all ways are tried: what is best beside another class need
+not be what is best alone."""
 
 PATIENCE, EQUAL = 2, 1 + 1e-6
 """Numbers of replicas that are worse before more are given up; bounds are often equal,
@@ -57,22 +64,51 @@ def families(forms: Forms, cost: Cost) -> Iterator[Layout]:
       forms: of the cluster.
       cost: what the search has of a layout once it was yielded.
     """
-    best: list[list[Counts]] = []
+    best: list[list[tuple[float, Counts]]] = []
     for at, cls in enumerate(forms.classes):
         found: list[tuple[float, Counts]] = []
         for form in _sizes(forms, at):
-            counts: Counts = {form: cls.count // form_size(form)}
-            layout = forms.place(counts)
-            if layout:
-                yield layout
-                found.append((cost(layout), counts))
+            size = form_size(form)
+            # Where links are slow what one node holds may do best by itself.
+            in_node = max(1, cls.per_block // size)
+            for count in dict.fromkeys((cls.count // size, in_node)):
+                counts: Counts = {form: count}
+                layout = forms.place(counts)
+                if layout:
+                    yield layout
+                    if count == cls.count // size:
+                        found.append((cost(layout), counts))
         found.sort(key=lambda each: each[0])
-        best.append([NONE, *(counts for _, counts in found[:KEPT])])
-    several = (x for x in itertools.product(*best) if sum(map(bool, x)) > 1)
-    for picked in itertools.islice(several, MOST_TOGETHER):
+        best.append(found[:KEPT])
+    for picked in itertools.islice(_together(best), MOST_TOGETHER):
         layout = forms.place({form: n for x in picked for form, n in x.items()})
         if layout:
             yield layout
+
+
+def _together(
+    best: Sequence[Sequence[tuple[float, Counts]]],
+) -> Iterator[Sequence[Counts]]:
+    """Of several classes one each: all ways where classes are few. Of more the fastest
+    together, then pairs and threes of them, by what they would do did sums cost
+    nothing."""
+    if len(best) <= FEW_CLASSES:
+        ways = [[NONE, *(counts for _, counts in found)] for found in best]
+        yield from (x for x in itertools.product(*ways) if sum(map(bool, x)) > 1)
+        return
+    ranked = sorted((found for found in best if found), key=lambda found: found[0][0])
+    for number in range(2, len(ranked) + 1):
+        yield [found[0][1] for found in ranked[:number]]
+    for number, most in ((2, MOST_PAIRS), (3, MOST_THREES)):
+        sets = [*itertools.combinations(ranked, number)]
+        sets.sort(key=lambda some: -sum(1 / found[0][0] for found in some))
+        for some in sets[:most]:
+            for picked in (
+                itertools.product(*some)
+                if number == 2
+                else [[found[0] for found in some]]
+            ):
+                yield [counts for _, counts in picked]
 
 
 def spread(

@@ -49,7 +49,7 @@ memory limits what would make them cheaper by less without, as remat takes more.
 
 
 MOST_EVEN = 64
-"""Samples of a microbatch of a share that is cut evenly."""
+"""Samples of a lane's microbatch, of a share that is cut evenly."""
 
 TOGETHER = 2
 """Sizes whose tables are made at once."""
@@ -187,7 +187,7 @@ class Fitter:
         most = 2 * max(known)
         if (cap := self._options.max_microbatch_size) is not None:
             most = min(most, cap * least)
-        fewest = -(-share // MOST_EVEN)
+        fewest = -(-share // (MOST_EVEN * least))
         wanted = [-(-share // (count * step)) * step for count in (fewest, fewest + 1)]
         sizes = [x for x in dict.fromkeys(wanted) if x not in known and x <= most]
         if not sizes:

@@ -33,8 +33,8 @@ ROOMY = 1.1
 """Of a batch in proportion to a replica's speed, for which it is to have room."""
 
 EVENLY = 4 * MOST_EVEN
-"""Samples of a replica's share up to which it is cut evenly, too: other sizes are
-powers of two, and of few microbatches the last is mostly padding."""
+"""Samples of a lane's share up to which it is cut evenly, too: other sizes are powers
+of two, and of few microbatches the last is mostly padding."""
 
 FINE_DEVICES = 4
 """Up to so many devices every microbatch size is scored."""
@@ -280,11 +280,15 @@ class Scorer:
 
     def _even(self, layout: Layout) -> list[int]:
         """Samples of each replica that are to be cut evenly; 0 where none are."""
-        few = self._batch_size <= 2 * EVENLY * len(layout)
+        lanes = [min(mesh.shape.lanes for mesh in meshes) for meshes in layout]
+        few = self._batch_size <= 2 * EVENLY * sum(lanes)
         if not few or not self.fitter.coarse:
             return [0] * len(layout)
         shares = map(math.ceil, self._in_proportion(layout))
-        return [share if share <= EVENLY else 0 for share in shares]
+        return [
+            share if share <= EVENLY * width else 0
+            for share, width in zip(shares, lanes, strict=True)
+        ]
 
     def least_s(self, layout: Layout) -> float:
         """What a layout's step takes at least, were memory no limit and sums free."""
