@@ -14,17 +14,18 @@ IN_SHARE, OUT_SHARE = 52 / 63, 46 / 63
 """Of a nominal host link, what pinned copies reach into a device and out of it: 52 and
 46 GB/s of PCIe 5 x16, on an H100 SXM, both directions at once without loss."""
 
-PARAMS_PER_CORE_S = 2.3e9 / 64
-"""Parameters that Adam updates on one core of a host in a second: 2.3 billion on 64 by
-the CPU backend's own program. Fewer cores are taken as their share of it."""
+PARAMS_PER_CORE_S = 1e8
+"""Parameters that Adam updates on one core of a host in a second, and hands back: 1.61
+billion on 16, 3.2 billion on 32 without the way back, by the CPU backend in parts
+(H200's hosts, JAX 0.11; docs/performance.md). Fewer cores are taken as their share."""
 
-MOST_CORES = 64
+MOST_CORES = 32
 """Beyond these nobody measured, and memory is the limit: an update moves 28 bytes a
-parameter, 64 GB/s at that rate."""
+parameter, 90 GB/s at that rate."""
 
-RETURN_BYTES_PER_S = 7e9
-"""Most bytes a second from an array of the CPU backend into a device: between 6 and 8
-GB/s. The way from pinned memory is as fast as the link."""
+RETURN_BYTES_PER_S = 14e9
+"""Most bytes a second from an array of the CPU backend into a device, by way of pinned
+memory and part by part."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +87,7 @@ def host_side(cluster: Cluster, device: str, *, sharing: int | None = None) -> H
                 "the node's measured link" if measured else "a usual share of the link",
                 "its measured updates"
                 if node.host_update_params_per_s
-                else "36 million parameters/s a core",
+                else "100 million parameters/s a core",
             )
         ),
     )

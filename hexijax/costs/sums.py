@@ -233,8 +233,9 @@ def grown_bytes(grows: Sequence[int], drains: Sequence[int]) -> int:
 
 def _together(sums: Sequence[Landing]) -> int:
     """The most of so many sums that are on their way at once."""
-    one = sorted(x.flying if x.alone else x.flying // GROUPS_IN_FLIGHT for x in sums)
-    return sum(one[-GROUPS_IN_FLIGHT:])
+    shared = sorted(x.flying // GROUPS_IN_FLIGHT for x in sums if not x.alone)
+    alone = max((x.flying for x in sums if x.alone), default=0)
+    return max(alone, sum(shared[-GROUPS_IN_FLIGHT:]))
 
 
 class _Part(NamedTuple):

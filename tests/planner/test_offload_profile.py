@@ -50,7 +50,7 @@ def test_streamed_updates_run_at_what_the_link_allows():
         block.num_params / (block.num_params * 12 / 46e9 + pieces_s)
     )
     assert found.update_s(1)[State.HOST] == pytest.approx(
-        block.num_params / (2.3e9 / 4)
+        block.num_params / (3.2e9 / 4)
     )
 
 
