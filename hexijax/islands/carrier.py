@@ -63,8 +63,8 @@ class IslandCarrier:
         return [first[island] for island in self.world.islands if island in first]
 
     def here(self, device: jax.Device) -> bool:
-        """Whether it is this island's."""
-        return self.islands[device] == self.world.name
+        """Whether it is this island's, or no place's: its host's own processor."""
+        return self.islands.get(device, self.world.name) == self.world.name
 
     def island(self, device: jax.Device) -> str:
         """Whose it is."""

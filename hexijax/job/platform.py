@@ -53,10 +53,13 @@ def prepare(
     on_cpu = bool(own) and all(d.profile.vendor == "cpu" for d in own)
     if cpu or (cluster is not None and (emulate or on_cpu)):
         environ["JAX_PLATFORMS"] = "cpu"
+    # Beside cards their host may share in updates; ghosts come behind its parts.
+    parts = host_parts(os.cpu_count())
+    cards = not emulate and any(d.profile.vendor != "cpu" for d in own)
     if forced:
-        _force_cpu_devices(forced, environ)
-    elif _has_cards(own, environ):  # whose host may share in updates
-        environ.setdefault("JAX_NUM_CPU_DEVICES", str(host_parts(os.cpu_count())))
+        _force_cpu_devices(forced + parts * cards, environ)
+    elif _has_cards(own, environ):
+        environ.setdefault("JAX_NUM_CPU_DEVICES", str(parts))
     environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder(environ)))
     # Every program: those of a plan are many and small.
     environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

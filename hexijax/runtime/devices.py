@@ -90,7 +90,8 @@ def _with_ghosts(
             f'XLA_FLAGS="--xla_force_host_platform_device_count='
             f'{len(cluster.devices)}" before JAX starts.'
         )
-    chosen |= dict(zip(others, left, strict=False))
+    # The first are the host's own, where its cards have it update.
+    chosen |= dict(zip(others, left[len(left) - len(others) :], strict=True))
     return {device.name: chosen[device.name] for device in cluster.devices}
 
 

@@ -35,6 +35,28 @@ def test_platform_and_forced_devices(
     assert (f"{FORCE}={forced}" in environ.get("XLA_FLAGS", "")) == (forced is not None)
 
 
+def test_a_host_beside_cards_has_parts_before_the_ghosts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(platform.os, "cpu_count", lambda: 16)
+    alone: dict[str, str] = {}
+    cluster = Cluster.from_toml(CLUSTERS / "a100_v100.toml")
+    platform.prepare(cluster, environ=alone)
+    assert alone["JAX_NUM_CPU_DEVICES"] == "8"
+    assert "XLA_FLAGS" not in alone
+
+    island, *_ = dict.fromkeys(d.island for d in cluster.devices)
+    others = sum(d.island != island for d in cluster.devices)
+    apart = {"JAX_NUM_CPU_DEVICES": "2"}  # inherited from the launcher
+    platform.prepare(cluster, island=island, environ=apart)
+    assert f"{FORCE}={others + 8}" in apart["XLA_FLAGS"]
+    assert "JAX_NUM_CPU_DEVICES" not in apart
+
+    emulated: dict[str, str] = {}
+    platform.prepare(cluster, island=island, emulate=True, environ=emulated)
+    assert f"{FORCE}={len(cluster.devices)}" in emulated["XLA_FLAGS"].split()
+
+
 def test_what_the_user_has_set_is_kept():
     environ = {
         "XLA_FLAGS": f"--xla_dump_to=x {FORCE}=2",
