@@ -3,10 +3,10 @@
     plan, chain, cluster -> plan_memory -> device -> MemoryParts
 
 Resident all step: parameters, gradient accumulators, state. On top come live
-activations, one segment's transients, and groups whose gradients are being summed: that
-runs beside the backward, an accumulator dying as its sum is made. *Usable* memory
-leaves the framework's context out already, so it is not counted here. Every term rounds
-up: a promise is kept when the measured peak stays below it.
+activations, one segment's transients, and groups whose gradients are being summed:
+these begin when the last microbatch has left their segments, in the room of what it had
+there. *Usable* memory leaves the framework's context out already, so it is not counted
+here. Every term rounds up: a promise is kept when the measured peak stays below it.
 """
 
 import collections

@@ -21,7 +21,7 @@ from hexijax.program.boxes import Box
 from hexijax.program.program import Memory, Site
 from hexijax.runtime.collectives import Collectives, Packed, as_words, padded
 from hexijax.runtime.group_shapes import Arrays, Sent, is_like
-from hexijax.runtime.host import to_cards
+from hexijax.runtime.host import way_to_cards
 from hexijax.runtime.layout import box_shape
 from hexijax.runtime.memo import memo
 from hexijax.runtime.packs import pack, size_of, unpack
@@ -171,7 +171,7 @@ class Gathers(Collectives):
         packs = self._pack_structs(home)
         if packs:
             slices = [*packs, *self._uncast(home, slices)]
-        return [to_cards(x, self.programs) for x in slices]
+        return [way_to_cards(x, self.programs) for x in slices]
 
     @memo
     def _pack_structs(self, home: Place) -> tuple[jax.ShapeDtypeStruct, ...]:

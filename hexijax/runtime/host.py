@@ -1,6 +1,6 @@
 """The host's processor as a place of updates: where its arrays lie, ways in and out.
 
-    a card's pinned memory -> seen_by_host -> an update -> to_cards -> a card
+    a card's pinned memory -> seen_by_host -> an update -> way_to_cards -> a card
 
 XLA runs one element-wise loop on four threads of sixteen cores, and copies of one large
 array on one. So where the CPU backend has several devices (``cores``) an array lies in
@@ -77,8 +77,8 @@ def to_host(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     made: list[jax.Array] = []
     for x in arrays:
         where = host_memory(x.shape)
-        whole = len(x.sharding.device_set | where.device_set) <= 2
-        made.append(jax.device_put(x if whole else np.array(x), where))
+        in_parts = max(len(x.sharding.device_set), len(where.device_set)) > 1
+        made.append(jax.device_put(np.array(x) if in_parts else x, where))
     return made
 
 
@@ -91,7 +91,7 @@ def seen_by_host(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [jax.device_put(np.asarray(x), host_memory(x.shape)) for x in arrays]
 
 
-def to_cards(
+def way_to_cards(
     like: jax.ShapeDtypeStruct, programs: Programs
 ) -> Callable[[jax.Array], jax.Array]:
     """How an array of the host's processor gets to the sharding of ``like``.

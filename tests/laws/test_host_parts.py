@@ -56,7 +56,7 @@ def test_an_array_goes_to_a_card_as_it_was(shape: tuple[int, ...], parts: int):
     cut = any(size % parts == 0 for size in shape) and given.size >= 4
     assert there.sharding.is_fully_replicated is not cut
     like = jax.ShapeDtypeStruct(shape, "float32", sharding=target)
-    came = host.to_cards(like, runtime.programs)(there)
+    came = host.way_to_cards(like, runtime.programs)(there)
     assert came.sharding.is_equivalent_to(target, len(shape))
     np.testing.assert_array_equal(came, given)
 
