@@ -1,6 +1,5 @@
 """State that the host updates in parts, one for some of its cores: the same numbers."""
 
-import itertools
 from typing import Any
 
 import jax
@@ -14,11 +13,8 @@ from tests.laws.offload import draw_offloaded, rests_on_host, traits
 from tests.laws.test_offload import one_step
 from tests.laws.test_packs import SHARES, make_runtime, step
 
-UPDATED = "state, updated by the host"
-SEEDS = itertools.islice(
-    (s for s in range(1000) if UPDATED in traits(draw_offloaded(s))), 6
-)
-FIRST, *MORE = SEEDS
+FIRST, *MORE = 96, 14, 24, 97, 0
+"""Drawn cases whose host updates some state."""
 
 
 @pytest.fixture
@@ -41,7 +37,9 @@ def test_parts_give_the_plain_program_s_numbers(
         "tests.laws.test_offload.rests_on_host",
         lambda engine: seen.append(rests_on_host(engine)) or seen[-1],
     )
-    one_step(draw_offloaded(seed), monkeypatch)
+    case = draw_offloaded(seed)
+    assert "state, updated by the host" in traits(case)
+    one_step(case, monkeypatch)
     counts = {len(x.sharding.device_set) for x in jax.tree.leaves(seen)}
     assert parts in counts
 
