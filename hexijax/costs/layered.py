@@ -84,7 +84,7 @@ class LayeredGrads:
             self._one_pass[group.name] = dict(users) if once else {}
         return self._one_pass[group.name]
 
-    def sizes(self) -> dict[Place, "Sizes"]:
+    def sizes(self) -> dict[Place, Sizes]:
         """Of each place that uses some."""
         shared = collections.Counter(s.devices for s in self._stages.values())
         found: dict[Place, Sizes] = {}

@@ -54,7 +54,7 @@ from hexijax.plan.plan import (
 
 GAPS_BYTES, GAPS_SHARE = 448 * 2**20, 1 / 40
 """What an accelerator's allocator gives more than was asked for, the lesser of both.
-XLA's cuts a free piece only where 128 MiB or half of it would be left; over 29 peaks of
+XLA's cuts a free piece only where 128 MiB or half of it would be left; over 28 peaks of
 two H200s that came to 407 MiB and 1.7% at most (docs/performance.md)."""
 
 
@@ -83,13 +83,15 @@ def plan_memory(
     for place, sums in state_and_sums(plan, chain, moments, whole_leaves).items():
         stage = stages.get(place)
         devices = stage.devices if stage else (place,)
-        parts = sums.parts + MemoryParts(sync_bytes=sums.flying_bytes)
+        made: dict[MemoryParts, MemoryParts] = {}  # most devices of a mesh are alike
         for device in devices:
             held = found.get(device, MemoryParts())
-            if stage and on_set[devices] == 1:
-                found[device] = _beside_sums(held, sums, stage, drains[place], plan)
-            else:
-                found[device] = _sum(held, parts)
+            if held not in made and stage and on_set[devices] == 1:
+                made[held] = _beside_sums(held, sums, stage, drains[place], plan)
+            elif held not in made:
+                flying = MemoryParts(sync_bytes=sums.flying_bytes)
+                made[held] = _sum(held, sums.parts + flying)
+            found[device] = made[held]
     return {
         name: parts if cluster.device(name).profile.vendor == CPU else _gapped(parts)
         for name, parts in found.items()

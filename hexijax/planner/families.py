@@ -103,11 +103,8 @@ def _together(
         sets = [*itertools.combinations(ranked, number)]
         sets.sort(key=lambda some: -sum(1 / found[0][0] for found in some))
         for some in sets[:most]:
-            for picked in (
-                itertools.product(*some)
-                if number == 2
-                else [[found[0] for found in some]]
-            ):
+            ways = [found if number == 2 else found[:1] for found in some]
+            for picked in itertools.product(*ways):
                 yield [counts for _, counts in picked]
 
 

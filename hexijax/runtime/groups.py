@@ -283,9 +283,11 @@ class GroupRuntime(Sums, Gathers):
         where = jax.tree.map(lambda s: s.sharding, structs)
         cast_to = tuple(box.sharding for box, d in zip(boxes, casts, strict=True) if d)
         if packs:
-            cast_to = tuple(x.sharding for x in self._pack_structs(home))
-            if self._site is Site.HOST:
-                cast_to = tuple(host_memory(x.shape) for x in self._pack_structs(home))
+            on_host = self._site is Site.HOST
+            cast_to = tuple(
+                host_memory(x.shape) if on_host else x.sharding
+                for x in self._pack_structs(home)
+            )
         return self.programs.get(
             f, tuple(args), out_shardings=(where, cast_to), donate_argnums=(0,)
         )

@@ -81,19 +81,20 @@ def check_memory(buffer: Buffer, value: Any) -> None:
 
 
 def copied(arrays: Sequence[jax.Array], what: object) -> list[jax.Array | np.ndarray]:
-    """Copies in host memory, each of an array on one device; what lies on a device is
-    copied beside what is dispatched after, and only who overwrites it waits.
+    """Copies in host memory, each of an array on one device or in parts on the host's
+    processor; what lies on a device is copied beside what is dispatched after, and only
+    who overwrites it waits.
 
     Args:
-      arrays: each on one device, in any memory.
+      arrays: they, in any memory.
       what: whose they are, for people.
     """
     cards = jax.default_backend() != "cpu"
 
     def rests(x: jax.Array) -> bool:
-        (device,) = x.sharding.device_set
         in_memory = x.sharding.memory_kind == PINNED_HOST
-        return in_memory or (cards and device.platform == "cpu")
+        by_host = cards and all(d.platform == "cpu" for d in x.sharding.device_set)
+        return in_memory or by_host
 
     away = [x for x in arrays if not rests(x)]
     where = [x.sharding.with_memory_kind(PINNED_HOST) for x in away]

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from hexijax.plan.plan import Memory
 from hexijax.runtime import host
+from hexijax.runtime.memories import copied
 from tests.laws.offload import draw_offloaded, rests_on_host, traits
 from tests.laws.test_offload import one_step
 from tests.laws.test_packs import SHARES, make_runtime, step
@@ -57,6 +58,15 @@ def test_an_array_goes_to_a_card_as_it_was(shape: tuple[int, ...], parts: int):
     came = host.way_to_cards(like, runtime.programs)(there)
     assert came.sharding.is_equivalent_to(target, len(shape))
     np.testing.assert_array_equal(came, given)
+
+
+def test_what_lies_in_parts_is_copied_for_a_snapshot(parts: int):
+    given = np.arange(64, dtype="float32").reshape(8, 8)
+    (there,) = host.seen_by_host([jax.device_put(given)])
+    assert len(there.sharding.device_set) == parts
+    (copy,) = copied([there], "a snapshot")
+    assert isinstance(copy, np.ndarray)
+    np.testing.assert_array_equal(copy, given)
 
 
 @pytest.mark.parametrize("in_parts", [False, True])
