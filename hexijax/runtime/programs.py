@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hexijax.collector import collector_paused
 from hexijax.runtime.carrying import ONE_PROCESS, Carrier
 
 _ONE_COLLECTIVE: dict[str, bool | str] = {
@@ -39,13 +40,13 @@ class Programs:
         out = jit.get("out_shardings")
         out_key = tuple(jax.tree.leaves(out)), jax.tree.structure(out)
         donated = jit.get("donate_argnums", ())
-        closed = jax.make_jaxpr(f)(*args)
-        consts = tuple(np.asarray(c).tobytes() for c in closed.consts)
-        key = (str(closed), consts, shapes, tree, out_key, donated)
-        if key not in self._made:
-            options = _ONE_COLLECTIVE if device.platform == "gpu" else None
-            lowered = jax.jit(f, **jit).lower(*args)
-            self._made[key] = lowered.compile(compiler_options=options)
+        with collector_paused():
+            traced = jax.jit(f, **jit).trace(*args)
+            consts = tuple(np.asarray(c).tobytes() for c in traced.jaxpr.consts)
+            key = (str(traced.jaxpr), consts, shapes, tree, out_key, donated)
+            if key not in self._made:
+                options = _ONE_COLLECTIVE if device.platform == "gpu" else None
+                self._made[key] = traced.lower().compile(compiler_options=options)
         return self._made[key]
 
 

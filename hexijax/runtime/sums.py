@@ -238,12 +238,7 @@ class Sums(Collectives):
             return lambda grads: (grads, norm(grads))
 
         def f(grads: Arrays) -> tuple[Arrays, jax.Array]:
-            summed = tuple(
-                self._over_lanes(home, leaf, g, box, sharding)
-                for g, (leaf, box), sharding in zip(
-                    grads, self.held[home], wanted, strict=True
-                )
-            )
+            summed = self._over_lanes(home, self.held[home], grads, wanted)
             return summed, _squares(summed)
 
         out = (self._slices(home), self.layout.replicated(home))
@@ -257,11 +252,11 @@ class Sums(Collectives):
 
         def f(grads: Arrays) -> dict[Place, Arrays]:
             return {
-                home: tuple(
-                    self._over_lanes(member, leaf, grads[index[leaf.id]], box, sharding)
-                    for (leaf, box), sharding in zip(
-                        self.held[home], out[home], strict=True
-                    )
+                home: self._over_lanes(
+                    member,
+                    self.held[home],
+                    [grads[index[leaf.id]] for leaf, _ in self.held[home]],
+                    out[home],
                 )
                 for home in self.homes
             }
@@ -271,29 +266,31 @@ class Sums(Collectives):
     def _over_lanes(
         self,
         place: Place,
-        leaf: Leaf,
-        grad: jax.Array,
-        box: Box,
-        target: NamedSharding,
-    ) -> jax.Array:
-        """The sum over lanes of a box; each lane keeps its rows if ``target`` says so.
+        held: Sequence[tuple[Leaf, Box]],
+        grads: Sequence[jax.Array],
+        targets: Sequence[NamedSharding],
+    ) -> Arrays:
+        """The sums over lanes of boxes; each lane keeps its rows if a target says so.
 
         Said as a reduce-scatter: a sum whose result is then cut would move twice the
         bytes on backends that do not see through it. Said for each tensor shard: left
-        to the partitioner, every shard would gather the others' first.
+        to the partitioner, every shard would gather the others' first. Said of all at
+        once: JAX takes milliseconds for each ``shard_map``.
         """
         if self.layout.lanes(place) == 1:
-            return cut(grad, box)
-        spec = self.layout.grad(place, leaf).spec
-        here = tuple(
-            (0, (stop - start) // self.layout.shape(place)[2])
-            if MODEL in spec[dim + 1 : dim + 2]
-            else (start, stop)
-            for dim, (start, stop) in enumerate(box)
-        )
-        split = [dim for dim, axis in enumerate(target.spec) if axis == DATA]
+            return tuple(cut(g, box) for g, (_, box) in zip(grads, held, strict=True))
+        tensor = self.layout.shape(place)[2]
+        specs = tuple(self.layout.grad(place, leaf).spec for leaf, _ in held)
+        targeted = tuple(target.spec for target in targets)
 
-        def each(mine: jax.Array) -> jax.Array:
+        def one(mine: jax.Array, box: Box, spec: Any, target: Any) -> jax.Array:
+            here = tuple(
+                (0, (stop - start) // tensor)
+                if MODEL in spec[dim + 1 : dim + 2]
+                else (start, stop)
+                for dim, (start, stop) in enumerate(box)
+            )
+            split = [dim for dim, axis in enumerate(target) if axis == DATA]
             part = cut(jnp.squeeze(mine, 0), here)
             if not split:
                 return jax.lax.psum(part, DATA)
@@ -301,13 +298,17 @@ class Sums(Collectives):
                 part, DATA, scatter_dimension=split[0], tiled=True
             )
 
+        def each(mine: Arrays) -> Arrays:
+            boxes = [box for _, box in held]
+            return tuple(map(one, mine, boxes, specs, targeted))
+
         return jax.shard_map(
             each,
             mesh=self.layout.mesh(place),
-            in_specs=spec,
-            out_specs=target.spec,
+            in_specs=(specs,),
+            out_specs=targeted,
             check_vma=False,
-        )(grad)
+        )(tuple(grads))
 
     @memo
     def _add(self, home: Place, count: int) -> Callable[..., Any]:
