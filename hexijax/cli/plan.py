@@ -9,6 +9,7 @@ from hexijax.cli.choosing import choose
 from hexijax.cli.screen import Searching
 from hexijax.cli.study import Study, open_study
 from hexijax.cli.telling import save_page, save_pictures, seconds_note
+from hexijax.collector import collector_paused
 from hexijax.plan import serial, text
 from hexijax.report.explain import explain
 from hexijax.report.folder import write_atomically, write_json
@@ -20,12 +21,13 @@ from hexijax.report.verdict import Choices, verdict
 def plan(arguments: argparse.Namespace) -> int:
     """Makes a plan, or explains the one given; returns the exit code."""
     screen = Searching()
-    study = open_study(arguments, screen.say, own_plan=not _is_plan(arguments))
+    with collector_paused():
+        study = open_study(arguments, screen.say, own_plan=not _is_plan(arguments))
     choices = choose(study.problem, study.plan, screen, seconds=arguments.seconds)
     with screen.on("finding what limits it"):
         found = limits(choices.ours)
     written = save(study, choices.ours)
-    with screen.on("drawing"):
+    with screen.on("drawing"), collector_paused():
         from hexijax.report.pictures import draw  # matplotlib takes a second
 
         drawn = draw(choices.ours)

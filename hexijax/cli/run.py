@@ -10,6 +10,7 @@ from hexijax.cli import elasticity, rehearsal
 from hexijax.cli.beginning import begin
 from hexijax.cli.session import SINGLE
 from hexijax.cli.training import train
+from hexijax.collector import collector_paused
 from hexijax.errors import UserError
 from hexijax.job.elastic import Elastic
 from hexijax.job.machine import Fixed, make_machine
@@ -21,9 +22,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains; returns the exit code."""
     screen, traced = Screen(), None
     _check_trace(arguments)
-    begun = begin(arguments, screen)
-    session, chain = begun.session, begun.chain
     with contextlib.ExitStack() as stack:
+        starting = stack.enter_context(contextlib.ExitStack())
+        starting.enter_context(collector_paused())
+        begun = begin(arguments, screen)
+        session, chain = begun.session, begun.chain
         job: Elastic | Fixed
         if begun.members is not None:
             job = stack.enter_context(
@@ -69,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             resumed=begun.resumed,
             judged=None if arguments.emulate else begun.judged,
             traced=traced,
+            started=starting.close,
         )
 
 

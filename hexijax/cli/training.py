@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -43,11 +44,12 @@ def train(
     resumed: RunFolder | None,
     judged: Judged | None = None,
     traced: Traced | None = None,
+    started: Callable[[], None] | None = None,
 ) -> int:
     """Trains; returns the exit code. No machine of an elastic job is held here.
 
     What is ``judged`` is held against what was measured; ``traced`` is the job's engine
-    where steps are watched.
+    where steps are watched; ``started`` is called when a first step is on its way.
     """
     experiment = session.experiment
     batches = experiment.data.batches(experiment.batch_size)
@@ -108,6 +110,7 @@ def train(
                 else None,
                 due=saver.due if saver else None,
                 stop=stop,
+                started=started,
             )
 
         def anew(changed: Elastic | Islanded) -> Loop:

@@ -103,6 +103,9 @@ class Loop:
     paused: bool = dataclasses.field(default=False, init=False)
     """Whether it was; ``run`` may go on from ``done`` steps, or from before."""
 
+    started: Callable[[], None] | None = None
+    """Called when the first step has been dispatched: its programs are made by then."""
+
     done: int = dataclasses.field(default=0, init=False)
     """Steps dispatched."""
 
@@ -138,6 +141,8 @@ class Loop:
                 began_s = self.meter.clock()
                 result = self.engine.step(batch, step)
                 dispatch_s = self.meter.clock() - began_s
+                if self.started and step == start:
+                    self.started()
                 if pending is not None:
                     self._finish(*pending)
                 pending, done = (step, result, dispatch_s), step + 1

@@ -127,6 +127,17 @@ def test_a_step_is_dispatched_before_the_last_one_is_fetched(tmp_path: Path, mak
     assert set(lines[0]) >= {"loss", "grad_norm", "tokens_per_s", "mfu", "step_s"}
 
 
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_loop_has_started_when_its_first_step_is_on_its_way(make_loop, start: int):
+    engine = Engine()
+    loop = make_loop(engine, steps=4)
+    loop.batches.set_state({"at": start})
+    loop.started = lambda: engine.log.append("started")
+    assert loop.run(start)
+    assert engine.log[:2] == [f"step {start}", "started"]
+    assert engine.log.count("started") == 1
+
+
 def test_saves_know_the_steps_done_and_the_data_read(tmp_path: Path, make_loop):
     saved: list[Any] = []
     save = lambda *args: saved.append(args)  # noqa: E731
