@@ -1,6 +1,8 @@
 """Layouts whose replicas are few and alike: what sums and activations cost least in.
 
-    Forms -> families, spread, in_line -> (Layout, ...), to be scored as they come
+    Forms -> families, families_of_kinds, spread, in_line -> (Layout, ...)
+
+They are scored as they come.
 
 Where links are slow, sums and activations cost more than compute, and what the exact
 program over paces takes for best is far from it: how many replicas there are, how many
@@ -48,10 +50,12 @@ MOST_ORDERED = 3
 EVERY_LENGTH = 8
 """Stages of a pipeline up to which every number is tried."""
 
-Counts = dict[Form, int]
+Counts = collections.Counter[Form]
 """Replicas of each form."""
 
-NONE: Counts = {}
+Priced = tuple[float, Counts]
+
+NONE: Counts = collections.Counter()
 
 Cost = Callable[[Layout], float]
 """Of a layout, infinite where it is impossible."""
@@ -64,31 +68,68 @@ def families(forms: Forms, cost: Cost) -> Iterator[Layout]:
       forms: of the cluster.
       cost: what the search has of a layout once it was yielded.
     """
-    best: list[list[tuple[float, Counts]]] = []
+    best: list[list[Priced]] = []
     for at, cls in enumerate(forms.classes):
-        found: list[tuple[float, Counts]] = []
+        found: list[Priced] = []
         for form in _sizes(forms, at):
             size = form_size(form)
             # Where links are slow what one node holds may do best by itself.
             in_node = max(1, cls.per_block // size)
             for count in dict.fromkeys((cls.count // size, in_node)):
-                counts: Counts = {form: count}
+                counts: Counts = collections.Counter({form: count})
                 layout = forms.place(counts)
                 if layout:
                     yield layout
                     if count == cls.count // size:
                         found.append((cost(layout), counts))
-        found.sort(key=lambda each: each[0])
-        best.append(found[:KEPT])
+        best.append(sorted(found, key=_cheapest)[:KEPT])
+    yield from _best_together(forms, best)
+
+
+def families_of_kinds(
+    forms: Forms, degrees: Sequence[int], most_layers: int, price: Cost
+) -> Iterator[Layout]:
+    """As above, of kinds whose nodes are of unlike size: of each its best number of
+    pipelines and its smallest, since several kinds may have time for one sum only.
+
+    Args:
+      forms: of the cluster.
+      degrees: tensor degrees of its stages.
+      most_layers: of the model, which are most stages too.
+      price: scores what was yielded, be it far behind: beside others it may be of use.
+    """
+    if len(forms.kinds) < FEW_CLASSES and len(forms.kinds) == len(forms.classes):
+        return
+    best: list[list[Priced]] = []
+    for ats in forms.kinds:
+
+        def of_replicas(number: int) -> Iterator[list[Form]]:
+            for degree in degrees:
+                lines = _lines(forms, ats, number, degree)  # noqa: B023
+                short = [_trimmed(form, most_layers) for form in lines]
+                yield from (lines, short) if lines != short else (lines,)
+
+        tried: list[Priced] = []
+        every = scales(sum(forms.classes[at].count for at in ats))
+        yield from _while_it_pays(forms, every, of_replicas, most_layers, price, tried)
+        found = sorted((x for x in tried if x[0] < math.inf), key=_cheapest)
+        fewest = sorted(found, key=lambda priced: priced[1].total())
+        best.append([*found[:1], *(x for x in fewest[:1] if x is not found[0])])
+    yield from _best_together(forms, best)
+
+
+def _cheapest(priced: Priced) -> float:
+    return priced[0]
+
+
+def _best_together(forms: Forms, best: Sequence[Sequence[Priced]]) -> Iterator[Layout]:
     for picked in itertools.islice(_together(best), MOST_TOGETHER):
-        layout = forms.place({form: n for x in picked for form, n in x.items()})
+        layout = forms.place(sum(picked, NONE))
         if layout:
             yield layout
 
 
-def _together(
-    best: Sequence[Sequence[tuple[float, Counts]]],
-) -> Iterator[Sequence[Counts]]:
+def _together(best: Sequence[Sequence[Priced]]) -> Iterator[Sequence[Counts]]:
     """Of several classes one each: all ways where classes are few. Of more the fastest
     together, then pairs and threes of them, by what they would do did sums cost
     nothing."""
@@ -96,7 +137,7 @@ def _together(
         ways = [[NONE, *(counts for _, counts in found)] for found in best]
         yield from (x for x in itertools.product(*ways) if sum(map(bool, x)) > 1)
         return
-    ranked = sorted((found for found in best if found), key=lambda found: found[0][0])
+    ranked = sorted((found for found in best if found), key=lambda x: x[0][0])
     for number in range(2, len(ranked) + 1):
         yield [found[0][1] for found in ranked[:number]]
     for number, most in ((2, MOST_PAIRS), (3, MOST_THREES)):
@@ -173,10 +214,10 @@ def _in_line(
     def of_length(length: int) -> Iterator[list[Form]]:
         for degree in degrees:
             yield [
-                _in_order(forms, ats, share, degree)
+                form
                 for ats in kinds
-                for share in _shares(
-                    forms, [ats], max(1, counts[ats] // (length * degree))
+                for form in _lines(
+                    forms, ats, max(1, counts[ats] // (length * degree)), degree
                 )
             ]
 
@@ -190,8 +231,10 @@ def _while_it_pays(
     replicas: Callable[[int], Iterable[list[Form]]],
     most_layers: int,
     cost: Cost,
+    found: list[Priced] | None = None,
 ) -> Iterator[Layout]:
-    """Layouts for each number in turn, until several in a row are worse."""
+    """Layouts for each number in turn, until several in a row are worse. ``found`` gets
+    what they cost."""
     best, worse = math.inf, 0
     for number in numbers:
         here = math.inf
@@ -202,10 +245,25 @@ def _while_it_pays(
             if layout:
                 yield layout
                 here = min(here, cost(layout))
+                if found is not None:
+                    found.append((cost(layout), collections.Counter(made)))
         worse = worse + 1 if here > best * EQUAL else 0
         best = min(best, here)
         if worse >= PATIENCE:
             return
+
+
+def _lines(
+    forms: Forms, ats: tuple[int, ...], replicas: int, degree: int
+) -> list[Form]:
+    """A kind cut into pipelines."""
+    shares = _shares(forms, [ats], replicas)
+    return [_in_order(forms, ats, share, degree) for share in shares]
+
+
+def _trimmed(form: Form, layers: int) -> Form:
+    """Without stages that the heaviest of them has no layer less for."""
+    return form[: -(-layers // -(-layers // len(form)))]
 
 
 def _in_order(

@@ -20,7 +20,7 @@ from hexijax.plan.plan import Plan, PlanError
 from hexijax.planner.bound import bound_s, sizes_up_to
 from hexijax.planner.effort import FEW, Effort
 from hexijax.planner.exhaustive import every_layout
-from hexijax.planner.families import families, in_line, spread
+from hexijax.planner.families import families, families_of_kinds, in_line, spread
 from hexijax.planner.finish import Finisher
 from hexijax.planner.forms import Forms
 from hexijax.planner.found import Found, Progress
@@ -274,9 +274,10 @@ class _Search:
         whole = forms()
         mixed = mixtures(whole, use_all=options.use_all_devices)
         yield from mixed.layouts(per_segment, bound)
+        most_layers = len(self._chain.layers)
         if not options.use_all_devices:
             yield from families(whole, self._cost)
-        most_layers = len(self._chain.layers)
+            yield from families_of_kinds(whole, self._degrees, most_layers, self._price)
         yield from spread(whole, self._degrees, most_layers, self._at_least)
         if not options.use_all_devices:
             yield from in_line(whole, self._degrees, most_layers, self._at_least)
@@ -320,6 +321,14 @@ class _Search:
     def _cost(self, layout: Layout) -> float:
         scored = self._scored.get(layout)
         return scored.cost if scored else math.inf
+
+    def _price(self, layout: Layout) -> float:
+        """Of what may be too slow by itself."""
+        if layout not in self._scored:
+            scored = self._scorer.score(layout)
+            if scored:
+                self._scored[layout] = scored
+        return self._cost(layout)
 
     def _at_least(self, layout: Layout) -> float:
         """By formula; of those that are not scored, a bound."""

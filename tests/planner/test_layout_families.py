@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from hexijax.planner import PlanOptions
 from hexijax.planner.bound import sizes_up_to
-from hexijax.planner.families import in_line, spread
+from hexijax.planner.families import families_of_kinds, in_line, spread
 from hexijax.planner.forms import Forms
 from hexijax.planner.mesh import Layout, MeshMaker
 from hexijax.planner.score import Scorer
@@ -31,22 +31,46 @@ def spread_under(cost: Callable[[set[str]], float]) -> Iterator[set[str]]:
     return map(kinds, found)
 
 
-def test_pipelines_of_one_length_cross_nodes_of_one_kind():
-    """Five cards in nodes of three and two are one pipeline of five."""
-    cluster = make_cluster(
-        [[("slow", 4)], [("slow", 2)], [("fast", 3)], [("fast", 2)]], kinds=KINDS
-    )
-    scorer = Scorer(CHAIN, cluster, 16, PlanOptions())
-    maker = MeshMaker(cluster, "float32")
-    forms = Forms(cluster, maker, scorer.fitter, degrees=(1,), sizes=sizes_up_to(16))
+UNEVEN = make_cluster(
+    [[("slow", 4)], [("slow", 2)], [("fast", 3)], [("fast", 2)]], kinds=KINDS
+)
+"""Kinds whose nodes are of unlike size."""
+
+
+def forms_of_uneven() -> Forms:
+    scorer = Scorer(CHAIN, UNEVEN, 16, PlanOptions())
+    maker = MeshMaker(UNEVEN, "float32")
+    return Forms(UNEVEN, maker, scorer.fitter, degrees=(1,), sizes=sizes_up_to(16))
+
+
+def lengths_of_lines(found: Iterator[Layout]) -> list[tuple[int, ...]]:
+    """Of each layout, whose replicas are on one kind each and share no device."""
     lengths: list[tuple[int, ...]] = []
-    for layout in in_line(forms, (1,), len(CHAIN.layers), len):
+    for layout in found:
         for meshes in layout:
             assert len({mesh.shape.profile.kind for mesh in meshes}) == 1
         used = [name for meshes in layout for mesh in meshes for name in mesh.devices]
         assert len(used) == len(set(used))
         lengths.append(tuple(sorted(map(len, layout))))
-    assert lengths[:3] == [(2, 2, 2, 2, 3), (3, 3, 5), (5, 6)]
+    return lengths
+
+
+def test_pipelines_of_one_length_cross_nodes_of_one_kind():
+    """Five cards in nodes of three and two are one pipeline of five."""
+    found = in_line(forms_of_uneven(), (1,), len(CHAIN.layers), len)
+    assert lengths_of_lines(found)[:3] == [(2, 2, 2, 2, 3), (3, 3, 5), (5, 6)]
+
+
+def test_kinds_that_are_slow_alone_are_put_together():
+    """The best of each kind, here two pipelines, and one pipeline, in all ways. Of
+    twelve layers four stages have three, as five would."""
+
+    def price(layout: Layout) -> float:
+        return abs(2 - len(layout)) + sum(map(len, layout)) / 100
+
+    found = families_of_kinds(forms_of_uneven(), (1,), len(CHAIN.layers), price)
+    lengths = lengths_of_lines(found)
+    assert lengths[-4:] == [(2, 3, 3, 3), (3, 3, 4), (2, 3, 6), (4, 6)]
 
 
 def test_the_slowest_kind_stays_out_where_that_pays():
