@@ -89,8 +89,9 @@ def families(forms: Forms, cost: Cost) -> Iterator[Layout]:
 def families_of_kinds(
     forms: Forms, degrees: Sequence[int], most_layers: int, price: Cost
 ) -> Iterator[Layout]:
-    """As above, of kinds whose nodes are of unlike size: of each its best number of
-    pipelines and its smallest, since several kinds may have time for one sum only.
+    """As above, of three kinds or more, or where a kind's nodes are of unlike size: of
+    each its best number of pipelines and its smallest, since several kinds may have
+    time for one sum only.
 
     Args:
       forms: of the cluster.

@@ -38,6 +38,9 @@ from hexijax.planner.segments import layers_per_segment
 STARTS = 4
 """Layouts from which local search walks."""
 
+MANY = 1024
+"""Devices of which layouts that are slow by themselves are scored, too."""
+
 HOPELESS, NO_BETTER = 1.2, 1.2
 """Layouts that need so much longer than the best, were memory no limit and sums free,
 are not scored; nor are neighbours, than what they are neighbours of."""

@@ -5,6 +5,7 @@
 Time and memory are linear in tasks, about half a microsecond each a step.
 """
 
+import bisect
 import collections
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +13,12 @@ from hexijax.costs.rates import HOST_CALL_S
 from hexijax.program.clock import together
 from hexijax.simulator.uses import Task, Use
 
-MOST_STEPS = 24
-"""Played before the last half of them is taken as the steady state."""
+MOST_STEPS, LEAST_STEPS = 24, 6
+"""Played before the last half of them is taken as the steady state: how many, by how
+long a step is."""
+
+MOST_TASKS = 1_000_000
+"""Of those steps together: the ends of a step are a small part of a long one."""
 
 LONGEST_ROUND = 6
 """Steps after which queues are looked at for repeating: where ways are shared, long and
@@ -29,6 +34,8 @@ HOST, STEP_BEFORE, QUEUE = -1, -2, -3
 
 MOST_GAPS = 32
 """Of a way, that later copies may still use."""
+
+NO_GAPS: tuple[list[float], list[float]] = ([], [])
 
 Held = tuple[tuple[int, float], ...]
 """Ways that a copy takes, and for how long."""
@@ -77,7 +84,8 @@ class Steps:
         """
         host_s = max(self.host_step_s.values(), default=0.0)
         before: list[tuple[float, list[float]]] = [(0.0, list(self.free_s))]
-        for _ in range(MOST_STEPS):
+        most = max(LEAST_STEPS, min(MOST_STEPS, MOST_TASKS // max(len(self.work), 1)))
+        for _ in range(most):
             self.play()
             for count, (end_s, free_s) in enumerate(reversed(before), 1):
                 if count > LONGEST_ROUND:
@@ -86,7 +94,7 @@ class Steps:
                 if self._repeat(free_s, round_s, host_s * count):
                     return round_s / count
             before.append((self._end_s, list(self.free_s)))
-        half = MOST_STEPS // 2
+        half = most // 2
         return max(host_s, (self._end_s - before[-1 - half][0]) / half)
 
     def play(self) -> float:
@@ -160,8 +168,8 @@ class Ways:
     def __init__(self, free_s: list[float]) -> None:
         self._free_s = free_s
         """From when each queue is free for good."""
-        self._gaps: dict[int, list[tuple[float, float]]] = {}
-        """Times before that in which a way carries nothing."""
+        self._gaps: dict[int, tuple[list[float], list[float]]] = {}
+        """Times before that in which a way is free: begins and ends, in order."""
 
     def take(self, ready_s: float, held: Held) -> tuple[float, int]:
         """The earliest time at which all ways are free long enough, and the last way
@@ -188,18 +196,19 @@ class Ways:
         return at_s, late
 
     def _gap(self, way: int, begin_s: float, end_s: float) -> None:
-        gaps = self._gaps.setdefault(way, [])
-        gaps.append((begin_s, end_s))
-        if len(gaps) > MOST_GAPS:
-            del gaps[0]
+        begins, ends = self._gaps.setdefault(way, ([], []))
+        begins.append(begin_s)
+        ends.append(end_s)
+        _forget(begins, ends)
 
     def _earliest(self, way: int, at_s: float, hold_s: float) -> float:
         free_s = self._free_s[way]
         if at_s >= free_s:
             return at_s
-        for begin_s, end_s in self._gaps.get(way, ()):
-            from_s = max(begin_s, at_s)
-            if from_s + hold_s <= end_s:
+        begins, ends = self._gaps.get(way, NO_GAPS)
+        for i in range(bisect.bisect_left(ends, at_s + hold_s), len(ends)):
+            from_s = max(begins[i], at_s)
+            if from_s + hold_s <= ends[i]:
                 return from_s
         return free_s
 
@@ -210,11 +219,20 @@ class Ways:
                 self._gap(way, free_s, at_s)
             self._free_s[way] = at_s + hold_s
             return
-        gaps = self._gaps[way]
-        i = next(i for i, (a, b) in enumerate(gaps) if a <= at_s and at_s + hold_s <= b)
-        begin_s, end_s = gaps[i]
+        begins, ends = self._gaps[way]
+        i = bisect.bisect_right(begins, at_s) - 1
+        begin_s, end_s = begins[i], ends[i]
         parts = ((begin_s, at_s), (at_s + hold_s, end_s))
-        gaps[i : i + 1] = [(a, b) for a, b in parts if b > a]
+        left = [(a, b) for a, b in parts if b > a]
+        begins[i : i + 1] = [a for a, _ in left]
+        ends[i : i + 1] = [b for _, b in left]
+        _forget(begins, ends)
+
+
+def _forget(begins: list[float], ends: list[float]) -> None:
+    """The first gap, where there are too many."""
+    if len(begins) > MOST_GAPS:
+        del begins[0], ends[0]
 
 
 Rest = tuple[

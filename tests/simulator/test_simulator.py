@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import math
+import random as random_module
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from hexijax.program.boxes import users
 from hexijax.program.lower import StepRules, lower
 from hexijax.program.program import Backward, Forward, Free, Instruction, Part
 from hexijax.simulator import Cause, Timeline, simulate
-from hexijax.simulator.steps import Steps, Ways
+from hexijax.simulator.steps import MOST_GAPS, Steps, Ways
 from hexijax.simulator.tasks import IN_FLIGHT, LOOKED, tasks
 from hexijax.simulator.trace import write_trace
 from hexijax.simulator.uses import Task, Use, What
@@ -249,6 +251,9 @@ def test_a_trace_has_every_event(tmp_path: Path):
     assert forwards[0]["dur"] > 0
 
 
+WAYS_HELD = [[0], [1], [2], [0, 1], [1, 2], [0, 1, 2]]
+
+
 def test_a_way_carries_what_is_ready_first():
     free_s = [0.0, 0.0]
     ways = Ways(free_s)
@@ -257,6 +262,45 @@ def test_a_way_carries_what_is_ready_first():
     assert ways.take(2.0, ((1, 2.0),))[0] == 3.0  # behind the one before
     assert ways.take(2.0, ((1, 1.0),))[0] == 7.0  # no gap is long enough
     assert free_s == [7.0, 8.0]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 400), st.integers(1, 9), st.sampled_from(WAYS_HELD)),
+        max_size=300,
+    )
+)
+def test_no_way_carries_two_copies_at_once(wanted: list[tuple[int, int, list[int]]]):
+    """Copies start when ready or later, and a way's never overlap, however many gaps
+    were forgotten."""
+    ways = Ways([0.0] * 3)
+    carried: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}
+    for ready, seconds, held in wanted:
+        at, late = ways.take(float(ready), tuple((way, float(seconds)) for way in held))
+        assert at >= ready
+        assert late in held
+        for way in held:
+            carried[way].append((at, at + seconds))
+    for spans in carried.values():
+        spans.sort()
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def test_a_copy_takes_the_first_gap_that_holds_it():
+    """As one that looks at all of them would."""
+    random = random_module.Random(1)
+    ways, gaps = Ways([0.0]), [(0.0, math.inf)]
+    for number in range(60):
+        ready, seconds = float(random.randrange(900)), float(random.randrange(1, 40))
+        begin, end = next(g for g in gaps if max(g[0], ready) + seconds <= g[1])
+        start = max(begin, ready)
+        gaps.remove((begin, end))
+        gaps = sorted([*gaps, (begin, start), (start + seconds, end)])
+        gaps = [(a, b) for a, b in gaps if a < b]
+        if len(gaps) > MOST_GAPS:
+            break
+        assert ways.take(ready, ((0, seconds),))[0] == start, number
+    assert number > MOST_GAPS // 2
 
 
 def test_steps_that_take_turns_count_as_their_mean():
