@@ -416,6 +416,7 @@ class Actions:
         (pieces,) = self._reads(instruction, Kind.PIECES).values()
         (grad,) = self._writes(instruction, Kind.GRAD).values()
         (norm,) = self._writes(instruction, Kind.SCALAR).values()
+        group.prepare_sum(home)
 
         def action(slots: Slots) -> None:
             slots[grad], slots[norm] = group.sum(home, slots[pieces])
@@ -463,6 +464,7 @@ class Actions:
         new_slice = list(self._writes(instruction, Kind.PARAM).values())
         travels = bool(new_slice)
         settle = self._parts.layout.carrier.settle
+        group.prepare_update(home, judged=bool(verdict), travels=travels)
 
         def on_host(slots: Slots) -> None:
             judged = settle(slots[verdict[0]]) if verdict else None

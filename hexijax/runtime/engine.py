@@ -87,6 +87,7 @@ class Engine(Homes):
       progress: told (what, done, total) while compiling.
       carrier: what takes arrays from device to device, and which devices are here; the
         engines of all islands must then be told to do the same in the same order.
+      wait: return when all is compiled; else that is so when state is put in.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Engine(Homes):
         *,
         progress: Progress | None = None,
         carrier: Carrier = ONE_PROCESS,
+        wait: bool = True,
     ):
         self.experiment, self.plan, self.chain = experiment, plan, chain
         self.cluster, self.devices = cluster, dict(devices)
@@ -146,7 +148,7 @@ class Engine(Homes):
         self._losses = self._make_losses()
         self._feed = self._make_feed()
         self.groups = self._make_groups()
-        compiler = Compiler(self.layout, progress)
+        self._compiler = compiler = Compiler(self.layout, progress)
         self._add(compiler, self.program, grad=True)
         parts = self._parts(self.program, compiler)
         self.segments: Mapping[tuple[Place, int], Compiled] = parts.segments
@@ -156,8 +158,13 @@ class Engine(Homes):
         self._seeds: dict[Place, jax.Array] = {}
         self._asked = 0
         """How often the state of all islands was asked for."""
+        if wait:
+            self._wait_compiled()
 
     # Building.
+
+    def _wait_compiled(self) -> None:
+        self._compiler.wait()
 
     def _cut(self) -> dict[tuple[Place, int], Segment]:
         return {
@@ -271,7 +278,7 @@ class Engine(Homes):
 
     def _parts(self, program: Program, compiler: Compiler) -> Parts:
         return Parts(
-            segments=compiler.compile(),
+            segments=compiler.begin(),
             groups=self.groups,
             borders=self._borders(program),
             zeros=self._zeros,

@@ -178,6 +178,10 @@ class GroupRuntime(Sums, Gathers):
             moments = self._to_rest(moments, structs[1])
         return {"master": masters, "moments": moments}
 
+    def prepare_update(self, home: Place, *, judged: bool, travels: bool) -> None:
+        """Compiles what ``update`` of such a home will call."""
+        self._update_program(home, judged, travels)
+
     def update(
         self,
         home: Place,

@@ -73,11 +73,10 @@ class Given:
 
 @dataclasses.dataclass
 class Lowered:
+    """A program before it is compiled, and where it goes then."""
+
     lowered: Any
     keep: Callable[[Any], None]
-
-    def finish(self) -> None:
-        self.keep(self.lowered.compile())
 
 
 class Job:

@@ -21,9 +21,10 @@ from hexijax.layers.chain import Leaf
 from hexijax.layers.segment import Segment
 from hexijax.plan.plan import Place
 from hexijax.runtime.layout import Layout
-from hexijax.runtime.lowering import Compiled, Given, Job, Work
+from hexijax.runtime.lowering import Compiled, Given, Job, Lowered, Work
 
 Progress = Callable[[str, int, int], None]
+Future = concurrent.futures.Future[Any]
 
 
 class Compiler:
@@ -34,6 +35,8 @@ class Compiler:
         self._progress = progress or (lambda what, done, total: None)
         self._made: dict[Any, Job] = {}
         self._wanted: dict[Any, Any] = {}
+        self._awaited: dict[Future, Lowered] = {}
+        self._done = self._total = 0
 
     def add(
         self,
@@ -64,24 +67,72 @@ class Compiler:
 
     def compile(self) -> dict[Any, Compiled]:
         """All programs asked for, by name."""
-        jobs = list(self._made.values())
+        self.begin()
+        self.wait()
+        return self._found()
+
+    def begin(self) -> dict[Any, Compiled]:
+        """The same while the last ones are compiled: whoever calls one waits for it.
+
+        The longest is begun first.
+        """
+        jobs = sorted(self._made.values(), key=_num_equations, reverse=True)
         programs = [job.work.value for job in jobs]
-        total = sum(map(len, programs))
-        done = 0
-        self._progress("compiling", 0, total)
-        workers = min(16, os.cpu_count() or 1)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            for turn in range(max(map(len, programs), default=0)):
-                due = [job for job in jobs if len(job.work.value) > turn]
-                futures = [pool.submit(job.lower(turn).finish) for job in due]
-                for future in concurrent.futures.as_completed(futures):
-                    future.result()
-                    done += 1
-                    self._progress("compiling", done, total)
+        self._total = sum(map(len, programs))
+        self._progress("compiling", 0, self._total)
+        pool = concurrent.futures.ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+        for turn in range(max(map(len, programs), default=0)):
+            first: dict[Future, Lowered] = {}
+            for job in jobs:
+                left = len(job.work.value) - turn
+                if left < 1:
+                    continue
+                lowered = job.lower(turn)
+                future = pool.submit(lowered.lowered.compile)
+                if left > 1:
+                    first[future] = lowered
+                else:
+                    lowered.keep(Awaited(future))
+                    self._awaited[future] = lowered
+            self._keep(first)
+        pool.shutdown(wait=False)
+        return self._found()
+
+    def wait(self) -> None:
+        """Until all of them are compiled."""
+        awaited = self._awaited
+        self._awaited = dict[Future, Lowered]()
+        self._keep(awaited)
+
+    def _keep(self, futures: Mapping[Future, Lowered]) -> None:
+        for future in concurrent.futures.as_completed(futures):
+            futures[future].keep(future.result())
+            self._done += 1
+            self._progress("compiling", self._done, self._total)
+
+    def _found(self) -> dict[Any, Compiled]:
         return {
             name: dataclasses.replace(self._made[key].compiled, segment=segment)
             for name, (key, segment) in self._wanted.items()
         }
+
+
+class Awaited:
+    """A program that is being compiled."""
+
+    def __init__(self, future: Future):
+        self._future = future
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs it."""
+        return self._future.result()(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future.result(), name)
+
+
+def _num_equations(job: Job) -> int:
+    return sum(len(body.eqns) for body in job.segment.code.bodies)
 
 
 def zeros(layout: Layout, place: Place, leaves: Sequence[Leaf]) -> Callable[[], Any]:

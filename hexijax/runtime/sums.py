@@ -215,6 +215,11 @@ class Sums(Collectives):
         out = (self._slices(home), here)
         return self.programs.get(f, (rows, rests), out_shardings=out)
 
+    def prepare_sum(self, home: Place) -> None:
+        """Compiles what ``sum`` will call, as far as that is known."""
+        if self._alone:
+            self._lanes_alone(home)
+
     def sum(self, home: Place, pieces: Any) -> tuple[Arrays, jax.Array]:
         """The summed boxes of a home, and their sum of squares, of what has come."""
         pieces = self.layout.carrier.settle(pieces)

@@ -1,6 +1,7 @@
 """Moves between meshes, the sample map, and what is compiled once."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -80,26 +81,46 @@ def test_keys_follow_from_seed_step_and_row_alone():
     assert len({tuple(k) for k in keys}) == 8
 
 
-@pytest.mark.parametrize(
-    ("places", "programs"), [(("fast/0", "fast/0"), 1), (("fast/0", "slow/0"), 2)]
-)
-def test_equal_stages_compile_once_and_two_named_kinds_apart(
-    places: tuple[str, str], programs: int
-):
+def _compiler(places: Sequence[str], work: Work, progress: Any = None) -> Compiler:
+    """One that was asked for a stage of one layer on each of some devices."""
     shape = Shape(tied=False)
-    layers = chain(shape)
     names = [f"{n}/{i}" for n in ("fast", "slow") for i in range(4)]
     devices: Any = dict(zip(names, jax.devices(), strict=True))
     stages = tuple(
         Stage(devices=(d,), layers=(i + 1, i + 2)) for i, d in enumerate(places)
     )
     replica = Replica(stages=stages, microbatches=1, microbatch_size=2, samples=2)
-    layout = Layout(Plan(replicas=(replica,), batch_size=2), layers, devices)
-    compiler = Compiler(layout)
+    layout = Layout(Plan(replicas=(replica,), batch_size=2), chain(shape), devices)
+    compiler = Compiler(layout, progress)
     for place, stage in layout.plan.stages():
         traced = _traced(model(shape)[0], 2, False, frozenset())
         segment = traced.segment(*stage.layers, stage.remat)
         dtypes = ["float32"] * len(segment.leaves)
-        compiler.add(place, place, segment, dtypes, Work.EVALUATE)
+        compiler.add(place, place, segment, dtypes, work)
+    return compiler
+
+
+@pytest.mark.parametrize(
+    ("places", "programs"), [(("fast/0", "fast/0"), 1), (("fast/0", "slow/0"), 2)]
+)
+def test_equal_stages_compile_once_and_two_named_kinds_apart(
+    places: tuple[str, str], programs: int
+):
+    compiler = _compiler(places, Work.EVALUATE)
     assert len(compiler.compile()) == 2
     assert compiler.num_distinct == programs
+
+
+def test_the_last_program_of_each_segment_is_awaited_by_whoever_calls_it():
+    told: list[int] = []
+    compiler = _compiler(
+        ["fast/0", "slow/0"], Work.TRAIN, lambda _, done, total: told.append(done)
+    )
+    begun = compiler.begin()
+    assert told == [0, 1, 2], "the forwards are there: the backwards read their results"
+    for compiled in begun.values():
+        assert compiled.backward.memory_analysis().temp_size_in_bytes >= 0
+    assert told == [0, 1, 2]
+    for _ in range(2):
+        compiler.wait()
+        assert told == [0, 1, 2, 3, 4]
