@@ -64,6 +64,10 @@ def begin(
     session = open_session(arguments, cpu=arguments.cpu, emulate=arguments.emulate)
     if not arguments.cpu:
         check_gpu()
+        if islands is None:
+            from hexijax.runtime.waking import wake
+
+            wake(session.cluster, emulate=arguments.emulate)
     if islands and len(session.cluster.islands) != islands:
         grouped = regrouped(session.cluster, islands)
         session = dataclasses.replace(session, cluster=grouped)
