@@ -6,6 +6,7 @@ arguments -> Study -> choose -> verdict, explanation; plan.txt, plan.json, pictu
 import argparse
 
 from hexijax.cli.choosing import choose
+from hexijax.cli.drawing import Drawing
 from hexijax.cli.screen import Searching
 from hexijax.cli.study import Study, open_study
 from hexijax.cli.telling import save_page, save_pictures, seconds_note
@@ -21,16 +22,16 @@ from hexijax.report.verdict import Choices, verdict
 def plan(arguments: argparse.Namespace) -> int:
     """Makes a plan, or explains the one given; returns the exit code."""
     screen = Searching()
-    with collector_paused():
-        study = open_study(arguments, screen.say, own_plan=not _is_plan(arguments))
-    choices = choose(study.problem, study.plan, screen, seconds=arguments.seconds)
-    with screen.on("finding what limits it"):
-        found = limits(choices.ours)
-    written = save(study, choices.ours)
-    with screen.on("drawing"), collector_paused():
-        from hexijax.report.pictures import draw  # matplotlib takes a second
-
-        drawn = draw(choices.ours)
+    with Drawing() as drawing:
+        with collector_paused():
+            study = open_study(arguments, screen.say, own_plan=not _is_plan(arguments))
+        choices = choose(study.problem, study.plan, screen, seconds=arguments.seconds)
+        drawing.begin(choices.ours)
+        with screen.on("finding what limits it"):
+            found = limits(choices.ours)
+        written = save(study, choices.ours)
+        with screen.on("drawing"), collector_paused():
+            drawn = drawing.pictures()
     pictures = save_pictures(study.folder, drawn)
     if arguments.json:
         write_json(arguments.json, figures(choices, found))
