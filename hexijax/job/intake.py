@@ -82,16 +82,14 @@ def plan_options(experiment: Experiment) -> PlanOptions:
 
 def training_facts(experiment: Experiment) -> Training:
     """What the optimizer and the rules of a step ask of a plan."""
-    import jax
-
     from hexijax.layers.names import flatten
     from hexijax.runtime.intake import abstract_params
-    from hexijax.runtime.reach import Reach, classify, owner_of
+    from hexijax.runtime.reach import Reach, Traced, classify, owner_of
     from hexijax.runtime.trainable import frozen_names
 
     params = abstract_params(experiment)
     frozen = frozen_names(experiment, params)
-    state = flatten(jax.eval_shape(experiment.optimizer.init, params))
+    state = flatten(Traced.of(experiment.optimizer, params).state)
     sizes = {name: leaf.size for name, leaf in flatten(params).items()}
     held = sum(x.size for k, x in state.items() if owner_of(k, sizes) not in frozen)
     trained = sum(size for name, size in sizes.items() if name not in frozen)

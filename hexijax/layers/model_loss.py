@@ -93,7 +93,7 @@ class ModelLoss(abc.ABC):
         whole = per_sample(lambda _, batch, keys: on(batch, keys[0]))
         return whole(params, batch, keys)
 
-    @property
+    @functools.cached_property
     def uses_keys(self) -> bool:
         """Whether samples are taken one at a time, each with its key."""
         return self._wants_key or (self._draws if self.random is None else self.random)
@@ -115,16 +115,24 @@ class ModelLoss(abc.ABC):
     ) -> "ModelLoss":
         """The same model and parameters, computing in another way; None: as before.
 
-        What the module's builder does not offer stays as it is.
+        What the module's builder does not offer stays as it is. Asked for again it is
+        the same object, which has built its module.
         """
-        return dataclasses.replace(
-            self,
-            dtype=dtype or self.dtype,
-            attention=attention or self.attention,
-            per_microbatch=self.per_microbatch
+        fields = {
+            "dtype": dtype or self.dtype,
+            "attention": attention or self.attention,
+            "per_microbatch": self.per_microbatch
             if per_microbatch is None
             else per_microbatch,
-        )
+        }
+        key = tuple(fields.values())
+        if key not in self._variants:
+            self._variants[key] = dataclasses.replace(self, **fields)
+        return self._variants[key]
+
+    @functools.cached_property
+    def _variants(self) -> "dict[tuple[Any, ...], ModelLoss]":
+        return {}
 
     @property
     def notes(self) -> tuple[str, ...]:

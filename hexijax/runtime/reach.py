@@ -10,7 +10,7 @@ Experiment field that does the same thing globally, where there is one.
 import dataclasses
 import enum
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -103,6 +103,7 @@ def _traced(
     shapes = jax.tree.unflatten(tree, structs)
     with_path = jax.tree_util.tree_leaves_with_path(shapes)
     names = tuple(path_name(path) for path, _ in with_path)
+    known = frozenset(names)
     state = jax.eval_shape(optimizer.init, shapes)
     paths = jax.tree_util.tree_leaves_with_path(state)
 
@@ -112,7 +113,7 @@ def _traced(
     return Traced(
         closed=jax.make_jaxpr(update)(shapes, state, shapes),
         names=names,
-        owners=tuple(owner_of(path_name(path), names) for path, _ in paths),
+        owners=tuple(owner_of(path_name(path), known) for path, _ in paths),
         state=state,
     )
 
@@ -246,10 +247,13 @@ def _after(eqn: Any, ins: Sequence[_Seen]) -> _Seen:
     )
 
 
-def owner_of(path: str, names: Iterable[str]) -> str | None:
+def owner_of(path: str, names: Container[str]) -> str | None:
     """The parameter that an array of the optimizer state belongs to, None if shared.
 
     A moment's path ends in its parameter's: ``0/mu/blocks/3/kernel``.
     """
-    mine = [n for n in names if path == n or path.endswith("/" + n)]
-    return max(mine, key=len, default=None)
+    while path not in names:
+        _, parted, path = path.partition("/")
+        if not parted:
+            return None
+    return path

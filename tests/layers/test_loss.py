@@ -56,6 +56,8 @@ def test_a_variant_computes_otherwise_with_the_same_parameters():
     full_B, half_B = (f(params, zoo.tokens(), keys)[0] for f in (loss, half))
     assert 0 < jnp.abs(full_B - half_B).max() < 0.1 * full_B.max()
     assert half.merge(params).config.dtype == "bfloat16"
+    assert loss.variant(dtype="bfloat16", attention="xla") is half
+    assert loss.variant(dtype="bfloat16") is not half
 
 
 @pytest.mark.parametrize(
