@@ -60,12 +60,15 @@ def trace_chain(
     if not isinstance(loss, ModelLoss):
         chain = trace(loss, checked=True).chain
     else:
-        chain = trace(loss.variant(dtype=dtype, attention="xla"), checked=True).chain
+        plain = trace(loss.variant(dtype=dtype, attention="xla"), checked=True)
+        chain = plain.chain
         if dtype in FUSED_DTYPES:
             fused = loss.variant(dtype=dtype, attention="cudnn")
             with compat.cudnn_traceable():
                 try:
-                    traced = trace(fused, checked=False).chain
+                    other = trace(fused, checked=False)
+                    other.measured.update(plain.measured)  # most layers are alike
+                    traced = other.chain
                 except (NotImplementedError, ValueError) as error:  # JAX raises both
                     note = f"cuDNN's attention refuses the model: {error}"
                     chain = dataclasses.replace(chain, notes=(*chain.notes, note))
