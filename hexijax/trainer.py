@@ -504,7 +504,7 @@ class Trainer:
         now: Elastic | Fixed
         if self._members is None:
             machine = make_machine(
-                experiment, cluster, chain, plan, emulate=self._emulate, wait=False
+                experiment, cluster, chain, plan, emulate=self._emulate
             )
             now = Fixed(cluster=cluster, plan=plan, machine=machine)
         else:

@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
                 begun.plan,
                 emulate=arguments.emulate,
                 progress=screen.compiling,
-                wait=False,  # parameters are made meanwhile
             )
             job = Fixed(machine=machine, plan=begun.plan, cluster=session.cluster)
             if arguments.trace:

@@ -31,7 +31,7 @@ class Machine:
     """An engine, and what its speed is measured against."""
 
     engine: "Engine | PlainEngine"
-    """Compiled, or being so; ``init`` has not been called."""
+    """Compiled; ``init`` has not been called."""
 
     devices: Mapping[str, str]
     """What JAX calls the device behind each name of the plan."""
@@ -73,7 +73,6 @@ def make_machine(
     progress: Progress | None = None,
     world: World | None = None,
     channel: "TransferChannel | None" = None,
-    wait: bool = True,
 ) -> Machine:
     """Compiles a plan; None: the plain program on one device.
 
@@ -87,7 +86,6 @@ def make_machine(
         progress: told (what, done, total) while compiling.
         world: the job that this process is an island of; None: it is all of it.
         channel: the island's, of the same world.
-        wait: return when all is compiled; else that is so when the engine has state.
     """
     from hexijax.islands.carrier import IslandCarrier
     from hexijax.runtime.carrying import ONE_PROCESS, Carrier
@@ -129,7 +127,6 @@ def make_machine(
             devices,
             progress=progress,
             carrier=carrier,
-            wait=wait,
         )
     flops = sum(layer.forward_flops + layer.backward_flops for layer in chain.layers)
     return Machine(

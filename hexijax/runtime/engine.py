@@ -87,7 +87,6 @@ class Engine(Homes):
       progress: told (what, done, total) while compiling.
       carrier: what takes arrays from device to device, and which devices are here; the
         engines of all islands must then be told to do the same in the same order.
-      wait: return when all is compiled; else that is so when state is put in.
     """
 
     def __init__(
@@ -100,7 +99,6 @@ class Engine(Homes):
         *,
         progress: Progress | None = None,
         carrier: Carrier = ONE_PROCESS,
-        wait: bool = True,
     ):
         self.experiment, self.plan, self.chain = experiment, plan, chain
         self.cluster, self.devices = cluster, dict(devices)
@@ -148,7 +146,7 @@ class Engine(Homes):
         self._losses = self._make_losses()
         self._feed = self._make_feed()
         self.groups = self._make_groups()
-        self._compiler = compiler = Compiler(self.layout, progress)
+        compiler = Compiler(self.layout, progress)
         self._add(compiler, self.program, grad=True)
         parts = self._parts(self.program, compiler)
         self.segments: Mapping[tuple[Place, int], Compiled] = parts.segments
@@ -158,13 +156,10 @@ class Engine(Homes):
         self._seeds: dict[Place, jax.Array] = {}
         self._asked = 0
         """How often the state of all islands was asked for."""
-        if wait:
-            self._wait_compiled()
+        # Nothing runs on the devices till then: XLA times kernels there, to choose.
+        compiler.wait()
 
     # Building.
-
-    def _wait_compiled(self) -> None:
-        self._compiler.wait()
 
     def _cut(self) -> dict[tuple[Place, int], Segment]:
         return {
@@ -437,6 +432,7 @@ class Engine(Homes):
             self._add(compiler, program, grad=False)
             name = "short batch" if self._pads_all else "evaluation"
             self._evaluator = Executor(program, self._parts(program, compiler), name)
+            compiler.wait()
         weight = self._feed.begin(batch, number)
         for buffer in self._evaluator.given:
             self._evaluator.put(buffer, self._executor.get(buffer))

@@ -8,7 +8,7 @@ has it as it rests.
 
 import collections
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,7 +47,6 @@ class Homes:
     _verdicts: Verdicts
     _came_as: Mapping[str, str]
     _asked: int
-    _wait_compiled: Callable[[], None]
 
     def init(self, given: Experiment | None = None) -> None:
         """The first parameters of ``given``, or of the experiment, at their homes, with
@@ -79,7 +78,6 @@ class Homes:
             self._put_state(group, home, state)
         self._put_scale(scaling.first_state())
         self._executor.run_prologue()
-        self._wait_compiled()
 
     def _homes(self) -> Iterator[tuple[GroupRuntime, Place]]:
         """Every group with each of its homes that this process drives."""
@@ -186,7 +184,6 @@ class Homes:
         if self._has_scale:
             self._put_scale(arrays[scaling.SLICE][0])
         self._executor.run_prologue()
-        self._wait_compiled()
 
     def wait(self) -> None:
         """Until everything dispatched so far is computed."""
