@@ -118,8 +118,25 @@ class Finisher:
             self._offload(scored, refused)
             if self.finished.least() >= before:  # none of those is worth improving
                 known |= set(self.finished.plans) - stored
+        self._improve_others(known, least * near)
+
+    def look_at(self, scored: Sequence[Scored]) -> None:
+        """Plays more layouts beside those that are finished, and improves the best of
+        them; with effort of their own, they take no other's place."""
+        known = set(self.finished.plans)
+        self.play(scored)
+        self._improve_others(known, self.finished.least() * self._within)
+        if not self._options.even_state:
+            self._lean()
+
+    def is_near(self, cost: float) -> bool:
+        """Whether what costs so much by formula is worth a look."""
+        return cost <= self.finished.least() * self._within
+
+    def _improve_others(self, known: Set[Plan], most: float) -> None:
+        """Plans that are not known, where one of them costs less than that."""
         others = [cost for p, cost in self.finished.plans.items() if p not in known]
-        if min(others, default=math.inf) < least * near:
+        if min(others, default=math.inf) < most:
             self._improve((), known)
 
     def _improve(self, scored: Sequence[Scored], known: Set[Plan]) -> None:

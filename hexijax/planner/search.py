@@ -189,8 +189,9 @@ class _Search:
         )
         try:
             self._score_all(self._seeds(bound))
-            self._walk()
+            self._walk(self._by_cost())
             self._finisher.finish(self._by_cost(), self._best_refused())
+            self._look_at_kinds()
         except KeyboardInterrupt:
             stopped = "interrupted"
         except _OutOfTimeError:
@@ -258,14 +259,7 @@ class _Search:
             return
         if options.grouping is Grouping.MESH:
             return
-        forms = functools.partial(
-            Forms,
-            self._cluster,
-            self._maker,
-            self._scorer.fitter,
-            degrees=self._degrees,
-            sizes=self._sizes,
-        )
+        forms = self._forms
         mixtures = functools.partial(
             Mixtures,
             fitter=self._scorer.fitter,
@@ -280,7 +274,6 @@ class _Search:
         most_layers = len(self._chain.layers)
         if not options.use_all_devices:
             yield from families(whole, self._cost)
-            yield from families_of_kinds(whole, self._degrees, most_layers, self._price)
         yield from spread(whole, self._degrees, most_layers, self._at_least)
         if not options.use_all_devices:
             yield from in_line(whole, self._degrees, most_layers, self._at_least)
@@ -299,6 +292,35 @@ class _Search:
             if alone_s < best_s:
                 alone = mixtures(forms(kind=kind))
                 yield from alone.layouts(per_segment, alone_s)
+
+    def _forms(self, kind: str | None = None) -> Forms:
+        """Of the cluster, or of its devices of one kind."""
+        return Forms(
+            self._cluster,
+            self._maker,
+            self._scorer.fitter,
+            degrees=self._degrees,
+            sizes=self._sizes,
+            kind=kind,
+        )
+
+    def _look_at_kinds(self) -> None:
+        """Kinds put together whose pipelines are slow alone, beside what was found."""
+        options, devices = self._options, len(self._cluster.devices)
+        if options.grouping is not Grouping.AUTO or options.use_all_devices:
+            return
+        if not FEW < devices <= MANY:
+            return
+        before = set(self._scored)
+        layers = len(self._chain.layers)
+        self._score_all(
+            families_of_kinds(self._forms(), self._degrees, layers, self._price)
+        )
+        found = [each for each in self._by_cost() if each.layout not in before]
+        if found and self._finisher.is_near(found[0].cost):
+            self._walk(found)
+            found = [each for each in self._by_cost() if each.layout not in before]
+            self._finisher.look_at(found)
 
     def _best_refused(self) -> list[Layout]:
         """Of the layouts that do not fit, those that compute fastest and those that
@@ -376,15 +398,15 @@ class _Search:
             self._hopeless_s[layout] = least_s
         return least_s > most_s
 
-    def _walk(self) -> None:
-        """Local search: from each start, to the best neighbour while there is one."""
+    def _walk(self, scored: Iterable[Scored]) -> None:
+        """Local search: from the best of them to better neighbours, while there are."""
         if self._options.grouping is not Grouping.AUTO:
             return
         if len(self._cluster.devices) <= FEW:
             return
         forms: dict[object, Scored] = {}
-        for scored in self._by_cost():
-            forms.setdefault(self._scorer.form(scored), scored)
+        for each in scored:
+            forms.setdefault(self._scorer.form(each), each)
         starts = list(forms.values())[:STARTS]
         walked: set[object] = set()
         for i, start in enumerate(starts):
@@ -405,9 +427,9 @@ class _Search:
                     if form in walked:
                         continue
                     walked.add(form)
-                    scored = self._score(layout, best.cost * NO_BETTER)
-                    if scored and scored.cost < best.cost * (1 - 1e-6):
-                        best, improved = scored, True
+                    made = self._score(layout, best.cost * NO_BETTER)
+                    if made and made.cost < best.cost * (1 - 1e-6):
+                        best, improved = made, True
                         break
             self._progress(f"walk {i + 1} of {len(starts)}", best.step_s)
 
