@@ -159,9 +159,10 @@ class Cell:
         steps: int = 5,
         most_s: float = 400,
         clipped: Sequence[str] = (),
+        watched: Sequence[str] = (),
     ) -> None:
         """Plans by name, each with its cap, in one process and in that order; some
-        with a norm to clip at, which is never reached."""
+        with a norm to clip at, which is never reached, some with a step watched."""
         bench = self.bench
         rows: dict[str, dict[str, Any]] = {}
         ran = len([*bench.work.glob(f"{self.model}_*.cluster.json")])
@@ -194,7 +195,7 @@ class Cell:
         command = bench.python(
             "experiments.offloaded.running",
             *(self.model, whole, result, *arguments, "--steps", steps),
-            *("--trace", *traced, "--clipped", *clipped),
+            *("--trace", *traced, "--clipped", *clipped, "--watch", *watched),
         )
         try:
             bench.start(f"{self.model} {ran}", [0], *command).wait(most_s)
@@ -269,7 +270,12 @@ def gpt(bench: OffloadBench, model: str, caps: Sequence[float], whose: str) -> N
         made = {whose: (plan, most)}
     if not made:
         raise UserError(f"Nothing of the form of {whose} fits.")
-    cell.run(made, steps=3, clipped=[n for n in made if n in LATE_UPDATES])
+    cell.run(
+        made,
+        steps=3,
+        clipped=[name for name in made if name in LATE_UPDATES],
+        watched=[name for name in made if whose == OURS],
+    )
 
 
 def orders(bench: OffloadBench, model: str, size: int) -> None:

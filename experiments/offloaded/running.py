@@ -29,6 +29,7 @@ from experiments.offloaded import cells
 from hexijax.cluster import Cluster
 from hexijax.experiment import Experiment
 from hexijax.job.intake import trace_chain
+from hexijax.job.tracing import Traced
 from hexijax.layers.chain import Chain
 from hexijax.plan import text
 from hexijax.plan.plan import Plan
@@ -53,6 +54,7 @@ def run(
     *,
     steps: int,
     trace: Path | None,
+    watch: bool,
 ) -> None:
     """Measures a plan; ``keep`` is given what is known, again and again."""
     began = time.perf_counter()
@@ -109,6 +111,14 @@ def run(
             for card, kinds in spans_of(events).items()
         }
         keep(found)
+    if watch:
+        watched = Traced(engine, 302)
+        for i in (300, 301):  # the first compiles what it is watched by
+            watched.step(next(batches), i)
+        found["watched"] = [
+            [span.what, span.name, span.start_s, span.end_s, span.waited_s]
+            for span in watched.spans()
+        ]
     keep(found)
 
 
@@ -159,6 +169,7 @@ def main() -> None:
     parser.add_argument("plans", nargs="+")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--trace", nargs="*", default=[], help="of these plans")
+    parser.add_argument("--watch", nargs="*", default=[], help="these plans")
     parser.add_argument("--clipped", nargs="*", default=[], help="these plans")
     args = parser.parse_args()
     experiment = cells.model(args.model)
@@ -191,6 +202,7 @@ def main() -> None:
                 functools.partial(keep, name),
                 steps=args.steps,
                 trace=folder if name in args.trace else None,
+                watch=name in args.watch,
             )
         except Exception as error:  # said and kept; the other plans still run
             traceback.print_exc()

@@ -89,5 +89,7 @@ def name(instruction: Instruction) -> str:
             return f"{kind} {group}"
         case ops.Agree(name=name):
             return f"{kind} {name}"
+        case ops.Prefetch(buffer=buffer) | ops.WriteBack(buffer=buffer):
+            return f"{kind} {buffer}"
         case _:
             return kind
