@@ -29,6 +29,12 @@ class BatchOption:
     next_s: float
     """What each further microbatch adds."""
 
+    def no_faster(self, pace_s: float) -> "BatchOption":
+        """The same where a microbatch takes so long for another reason."""
+        if pace_s <= self.next_s:
+            return self
+        return dataclasses.replace(self, next_s=pace_s)
+
     def end_s(self, microbatches: int) -> float:
         """When the last of some microbatches is through."""
         return self.first_s + (microbatches - 1) * self.next_s

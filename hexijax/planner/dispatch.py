@@ -2,9 +2,10 @@
 
     layout, layers, microbatches -> dispatch_s -> seconds of the busiest island's host
 
-Each microbatch's passes over a segment are calls, and once a step what sums gradients
-and brings new parameters, for each run of layers that no replica cuts. So many replicas
-in one node, of unlike segments, keep its host busy.
+Each microbatch's passes over a segment are calls, and what it sends to stages beside
+its own; once a step, what sums gradients and brings new parameters, for each run of
+layers that no replica cuts. So many stages in one node, or replicas of unlike segments,
+keep its host busy.
 """
 
 import itertools
@@ -57,8 +58,29 @@ def dispatch_s(
     }
     calls: dict[str, int] = {}
     for meshes, fit, share in zip(layout, fitted, shares, strict=True):
-        for mesh, span in zip(itertools.cycle(meshes), fit.spans, strict=False):
-            island = cluster.device(mesh.devices[0]).island
-            made = 2 * share.microbatches * len(cuts[span]) + runs[span]
+        stages = len(fit.spans)
+        for k, span in enumerate(fit.spans):
+            island = cluster.device(meshes[k % len(meshes)].devices[0]).island
+            each = calls_of(k, stages, len(cuts[span]))
+            made = share.microbatches * each + runs[span]
             calls[island] = calls.get(island, 0) + made
     return max(calls.values()) * HOST_CALL_S
+
+
+def calls_of(stage: int, stages: int, num_segments: int = 1) -> int:
+    """Of a microbatch at one of some stages; the last pass forward does its backward,
+    too, and stages send to those beside them."""
+    return 2 * num_segments + (stage > 0) + (stage < stages - 1) - (stage == stages - 1)
+
+
+def paces_s(layout: Layout, cluster: Cluster) -> list[float]:
+    """Of each replica, seconds a microbatch of its busiest host, were all replicas' as
+    many: less it cannot take, however fast its devices are."""
+    calls: dict[str, int] = {}
+    islands: list[set[str]] = []
+    for meshes in layout:
+        found = [cluster.device(mesh.devices[0]).island for mesh in meshes]
+        islands.append(set(found))
+        for k, island in enumerate(found):
+            calls[island] = calls.get(island, 0) + calls_of(k, len(meshes))
+    return [HOST_CALL_S * max(calls[island] for island in own) for own in islands]

@@ -24,6 +24,7 @@ from hexijax.costs.sums import (
 )
 from hexijax.layers.chain import ITEM_BYTES, Chain
 from hexijax.plan.plan import Plan, stage_place
+from hexijax.planner.dispatch import calls_of
 from hexijax.planner.pace import pipeline_s
 
 
@@ -110,10 +111,10 @@ def _replica(plan: Plan, costs: PlanCosts, r: int) -> ReplicaEstimate:
 def _dispatch_s(plan: Plan, cluster: Cluster) -> float:
     calls: dict[str, int] = {}
     for replica in plan.replicas:
-        for stage in replica.stages:
+        for k, stage in enumerate(replica.stages):
             island = cluster.device(stage.devices[0]).island
-            made = 2 * len(stage.segments) * replica.microbatches
-            calls[island] = calls.get(island, 0) + made
+            each = calls_of(k, len(replica.stages), len(stage.segments))
+            calls[island] = calls.get(island, 0) + each * replica.microbatches
     return max(calls.values()) * HOST_CALL_S
 
 

@@ -19,7 +19,7 @@ from hexijax.planner.after import After
 from hexijax.planner.batches import BatchOption, BatchShare, end_s, split_batch
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.crossing import crossing_s
-from hexijax.planner.dispatch import dispatch_s
+from hexijax.planner.dispatch import dispatch_s, paces_s
 from hexijax.planner.fit import MOST_EVEN, PACE, Fitted, Fitter, stages
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Goal, Objective
@@ -186,8 +186,13 @@ class Scorer:
         fits = self._fits(layout, splits, setting, most_samples)
         if fits is None:
             return None
-        unlike = {id(found): [f.option for f in found] for found in fits}
-        options = [unlike[id(found)] for found in fits]
+        unlike: dict[tuple[int, float], list[BatchOption]] = {}
+        options: list[list[BatchOption]] = []
+        for found, pace_s in zip(fits, paces_s(layout, self._cluster), strict=True):
+            key = (id(found), pace_s)
+            if key not in unlike:
+                unlike[key] = [fitted.option.no_faster(pace_s) for fitted in found]
+            options.append(unlike[key])
         shares = self._split(self._batch_size, options)
         if shares is None:
             return None

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from hexijax.cluster import Cluster, DeviceGroup, LinkProfile, Links, NamedLink, Node
 from hexijax.costs.borders import border
+from hexijax.costs.rates import HOST_CALL_S
 from hexijax.costs.ways import Ways
 from hexijax.layers.known import gpt
 from hexijax.plan.plan import Stage
 from hexijax.planner.border import Borders
+from hexijax.planner.dispatch import calls_of, dispatch_s
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout, MeshMaker
 from hexijax.planner.network import Network
@@ -108,3 +110,32 @@ def test_replicas_that_cross_one_network_card_share_it():
     for count in (1, 4, 8):
         formula_s, played_s = formula_and_played(cluster, replicas(count), 64 * count)
         assert formula_s == pytest.approx(played_s, rel=0.12), count
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_a_node_of_stages_is_no_faster_than_its_host(data: st.DataObject):
+    """The formula's calls are those that the simulator counts, but for a last stage's
+    few; and where they are what holds a step up, microbatches are larger."""
+    cards = data.draw(st.sampled_from([4, 8]))
+    nodes = data.draw(st.integers(1, 3))
+    cluster = cluster_of(nodes, cards, kind="h100-80g-sxm", gbytes_per_s=50)
+    maker = MeshMaker(cluster, "bfloat16")
+    layout = tuple(
+        tuple(maker.mesh((f"n{n}/{i}",), 1) for i in range(cards)) for n in range(nodes)
+    )
+    scorer = Scorer(CHAIN, cluster, 512, PlanOptions())
+    scored = scorer.score(layout)
+    assert scored
+    dispatched_s = dispatch_s(
+        layout, scored.fitted, scored.shares, scored.setting.per_segment, cluster
+    )
+    plan = scorer.plan(scored)
+    timeline = Judge(CHAIN, cluster, PlanOptions()).timeline(plan, events=False)
+    assert dispatched_s == pytest.approx(max(timeline.host_s.values()), rel=0.06)
+    calls = sum(calls_of(k, cards) for k in range(cards))
+    assert calls == 4 * cards - 3, "two passes and two sends each, but at both ends"
+    for fitted, share in zip(scored.fitted, scored.shares, strict=True):
+        least = calls * HOST_CALL_S
+        assert fitted.option.next_s > least / 2, "of twice as large ones it is not more"
+        assert scored.step_s >= (share.microbatches - 1) * least
