@@ -46,14 +46,29 @@ class Verdict:
     """What it does to samples."""
 
 
-def check(loss: Callable[..., Any], params: Any, batch: Mapping[str, Any]) -> Verdict:
+def check(
+    loss: Callable[..., Any],
+    params: Any,
+    batch: Mapping[str, Any],
+    known: tuple[int, Equations] | None = None,
+) -> Verdict:
     """Whether ``loss`` is a sum over samples.
 
-    Traced with two and with three samples: sizes that no other dim hides, and two of
-    them, because a mean over samples differs from a sum in a number only.
+    Traced with three samples, a size that no other dim hides, and with another number
+    of them, because a mean over samples differs from a sum in a number only.
+
+    Args:
+      loss: the loss.
+      params: shapes of the parameters.
+      batch: shapes of the batch arrays.
+      known: the loss's equations at some number of samples. They are the others unless
+        that number is three, or one sample has equations of its own.
     """
-    two, three = (loss_equations(loss, params, batch, n) for n in (2, 3))
-    verdicts = [*follow(three, 3), *_constants(two, three)]
+    three = loss_equations(loss, params, batch, 3)
+    few, other = known or (3, three)
+    if few == 3 or len(other.eqns) != len(three.eqns):
+        few, other = 2, loss_equations(loss, params, batch, 2)
+    verdicts = [*follow(three, 3), *_constants(few, other, three)]
     order = {"mixes": 0, "unknown": 1, "sum": 2}
     worst = min(verdicts, key=lambda verdict: order[verdict.kind])
     if worst.kind == "unknown":
@@ -108,27 +123,28 @@ def _judge(equations: Equations, name: str, atom: Any, state: State) -> Verdict:
     )
 
 
-def _constants(two: Equations, three: Equations) -> list[Verdict]:
-    """Finds numbers that depend on how many samples there are, as a mean's divisor."""
+def _constants(few: int, other: Equations, three: Equations) -> list[Verdict]:
+    """Finds numbers that depend on how many samples there are, as a mean's divisor;
+    ``other`` is of a few."""
     found = []
     for name in three.outputs:
-        of_two = _fixed_value(two, two.outputs[name])
+        of_few = _fixed_value(other, other.outputs[name])
         of_three = _fixed_value(three, three.outputs[name])
-        if of_two is None or of_three is None:
+        if of_few is None or of_three is None:
             continue
-        if 3 * of_two != 2 * of_three:
+        if 3 * of_few != few * of_three:
             found.append(
                 Verdict(
                     kind="mixes",
                     output=name,
                     primitive="constant",
                     where="the end of the loss",
-                    how=f"is {of_two:g} for two samples and {of_three:g} for three",
+                    how=f"is {of_few:g} for {few} and {of_three:g} for 3 samples",
                 )
             )
-    if len(two.eqns) != len(three.eqns):
+    if len(other.eqns) != len(three.eqns):
         return found
-    for a, b in zip(two.eqns, three.eqns, strict=True):
+    for a, b in zip(other.eqns, three.eqns, strict=True):
         pairs = zip(a.invars, b.invars, strict=True)
         if a.primitive is b.primitive and any(_differ(x, y) for x, y in pairs):
             found.append(

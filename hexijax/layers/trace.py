@@ -20,6 +20,7 @@ import numpy as np
 
 from hexijax.layers import build, jaxprs, pieces, samples
 from hexijax.layers.chain import Array, Chain, Group, Layer, Remat
+from hexijax.layers.equations import Equations
 from hexijax.layers.figures import Figures, compute_dtype, layer_figures
 from hexijax.layers.intake import TraceError, loss_equations
 from hexijax.layers.layering import UNUSED, Layering
@@ -66,7 +67,8 @@ def trace_model(
         loss = loss.variant(per_microbatch=per_microbatch)
     equations = loss_equations(loss, params, batch, microbatch_size, frozen)
     wanted = checked and not per_microbatch
-    notes = _check_samples(loss, params, batch) if wanted else ()
+    known = (microbatch_size, equations)
+    notes = _check_samples(loss, params, batch, known) if wanted else ()
     if padded and any(x.aval.ndim == 0 for x in equations.outputs.values()):
         assert not per_microbatch, "padding would count among its samples"
         loss = per_sample(loss)
@@ -81,7 +83,9 @@ def trace_model(
     )
 
 
-def _check_samples(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[str, ...]:
+def _check_samples(
+    loss: Any, params: Any, batch: Mapping[str, Any], known: tuple[int, Equations]
+) -> tuple[str, ...]:
     """Refuses a loss that is no sum over samples; notes where that is not known.
 
     A model is traced often, in other sizes and dtypes; it is checked once.
@@ -93,7 +97,7 @@ def _check_samples(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[st
     except TypeError:  # what cannot be referred to weakly is checked each time
         notes = dict[str, tuple[str, ...]]()
     if shapes not in notes:
-        notes[shapes] = _sample_notes(loss, params, batch)
+        notes[shapes] = _sample_notes(samples.check(loss, params, batch, known))
     return notes[shapes]
 
 
@@ -102,8 +106,7 @@ _checked: weakref.WeakKeyDictionary[Any, dict[str, tuple[str, ...]]] = (
 )
 
 
-def _sample_notes(loss: Any, params: Any, batch: Mapping[str, Any]) -> tuple[str, ...]:
-    verdict = samples.check(loss, params, batch)
+def _sample_notes(verdict: samples.Verdict) -> tuple[str, ...]:
     place = f"`{verdict.primitive}` at {verdict.where}"
     if verdict.kind == "mixes":
         raise TraceError(

@@ -1,5 +1,6 @@
 """A run in figures: ``report.json``, and the lines on the screen at its end."""
 
+import contextlib
 import importlib.metadata
 import platform
 from collections.abc import Mapping, Sequence
@@ -67,9 +68,12 @@ def make_report(
 
 
 def versions() -> dict[str, str]:
-    """Of Python, hexijax and what it runs on."""
+    """Of Python, hexijax and what it runs on, as far as it is installed."""
     found = {"python": platform.python_version(), "hexijax": hexijax.__version__}
-    return found | {name: importlib.metadata.version(name) for name in _PACKAGES}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def peak_flops_per_s(plan: Plan, cluster: Cluster) -> float | None:

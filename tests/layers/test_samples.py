@@ -83,7 +83,7 @@ def repeated_sum(params: Any, batch: Any, keys: Any) -> Any:
         (batch_statistics, "sub", "combines each sample with a sum over samples"),
         (contrastive, "dot_general", "multiplies every sample with every other"),
         (mean, "div", "contains the number of samples in the microbatch"),
-        (mean_of_one, "constant", "is 1 for two samples and 1 for three"),
+        (mean_of_one, "constant", "is 1 for 4 and 1 for 3 samples"),
         (weight_decay, "add", "adds a term that no sample owns, once a microbatch"),
         (by_place, "mul", "depends on the place of a sample in its microbatch"),
         (one_key, "slice", "takes some samples of the microbatch"),
@@ -112,6 +112,13 @@ def test_what_mixes_samples_is_refused(
         assert first < int(line) < first + 5
     model = trace_model(loss, PARAMS, BATCH, microbatch_size=4, per_microbatch=True)
     assert model.layering.names == ("model",)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 64])
+def test_a_mean_is_found_at_every_size(size: int):
+    """Its divisor is a number; the trace at hand is one of two that are compared."""
+    with pytest.raises(UserError, match="contains the number of samples"):
+        trace_model(mean, PARAMS, BATCH, microbatch_size=size)
 
 
 def test_a_weight_that_depends_on_parameters_is_refused():
@@ -193,6 +200,6 @@ def test_numbers_decide_what_no_rule_knows():
 
 def test_a_large_unknown_model_gets_a_note(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(samples, "PROBE_MAX_PARAMS", 10)
-    (note,) = trace._sample_notes(transformed, PARAMS, BATCH)
+    (note,) = trace._sample_notes(samples.check(transformed, PARAMS, BATCH))
     assert note.startswith("Not known to be a sum over samples: `fft` at ")
     assert note.endswith("and the model is too large to try with numbers.")
