@@ -118,6 +118,7 @@ def section(found: Mapping[str, Any]) -> Iterator[str]:
     for peer in found.get("peers", {}).values():
         yield f"PyTorch: `{peer['line'].removeprefix('RESULT ')}`."
     yield from _overlaps(rows)
+    yield from _late_updates(rows)
 
 
 Rows = Sequence[tuple[str, str, Mapping[str, Any]]]
@@ -144,6 +145,30 @@ def _plans(rows: Rows) -> Iterator[str]:
     if any(name == STREAMED for _, name, _ in rows):
         yield ""
         yield ABOUT_STREAMED
+
+
+def _late_updates(rows: Rows) -> Iterator[str]:
+    """Of watched steps, what of the step before was still to be updated."""
+    for model, name, row in rows:
+        if "watched" not in row:
+            continue
+        spans = [words.rsplit(", ", 2) for words in row["watched"]]
+        names = [what for what, _, _ in spans]
+        first_back = next(i for i, x in enumerate(names) if x.startswith("Backward"))
+        late = {
+            what.removeprefix("Update ").split(" part ")[0]: float(end)
+            for what, _, end in spans[:first_back]
+            if what.startswith("Update ")
+        }
+        second = next(float(x[2]) for x in spans if x[0].startswith("Forward g1 "))
+        after = [group for group, end in late.items() if end > second]
+        yield ""
+        yield (
+            f"A step of {model}, {name}, watched: its second layer's forward had "
+            f"ended after {second:.0f} ms. Of the step before, {len(late)} groups "
+            f"were updated in this one; {', '.join(after)} after that layer, the last "
+            f"of them at {max(late.values()):.0f} ms."
+        )
 
 
 def _overlaps(every: Rows) -> Iterator[str]:

@@ -9,7 +9,8 @@ it. Ends are therefore late by a token's call, some ten microseconds a program, 
 was overwritten before it was seen has no end.
 
 An instruction starts when it has been dispatched, what it reads is there, and its
-device is done with what was dispatched before.
+queue, of programs, of copies one way or of the host's updates, is done with what was
+dispatched before.
 """
 
 import dataclasses
@@ -33,9 +34,11 @@ from hexijax.program.program import (
     Instruction,
     Join,
     Load,
+    Prefetch,
     Site,
     Sum,
     Update,
+    WriteBack,
 )
 from hexijax.runtime.engine import Engine
 from hexijax.runtime.later import Later, value
@@ -95,10 +98,12 @@ class Tracer:
         self._names = {device: name for name, device in engine.devices.items()}
         pairs = fused_pairs(engine.program)
         self._fused = {
-            (i.place, i.segment, i.microbatches)
+            id(i): pairs[key]
             for i in engine.program.body
-            if isinstance(i, Forward) and (i.place, i.segment, i.microbatches) in pairs
+            if isinstance(i, Forward)
+            and (key := (i.place, i.segment, i.microbatches)) in pairs
         }
+        """Forwards that do their backward, too, and which."""
         self._done = {id(pair) for pair in pairs.values()}
         """Backwards that their forwards do."""
         self._seen: list[_Seen] = []
@@ -107,7 +112,7 @@ class Tracer:
     def step(self, batch: Mapping[str, Any], step: int) -> StepResult:
         """A step as ``Engine.step``, watched until all of it has ended."""
         self._seen = []
-        waiting: dict[tuple[str, bool], queue.SimpleQueue[Any]] = {}
+        waiting: dict[tuple[str, str], queue.SimpleQueue[Any]] = {}
         watchers: list[threading.Thread] = []
         usual = sys.getswitchinterval()
 
@@ -121,7 +126,7 @@ class Tracer:
             for device, what in self._to_wait_for(written, tokens=computes).items():
                 seen = _Seen(instruction=instruction, device=device, dispatched_s=now)
                 self._seen.append(seen)
-                key = (device, computes)
+                key = (device, _queue(instruction))
                 if key not in waiting:
                     waiting[key] = queue.SimpleQueue()
                     thread = threading.Thread(
@@ -143,7 +148,7 @@ class Tracer:
 
     def events(self) -> list[Ran]:
         """Of the last step, in the order of dispatch; seconds from its first start."""
-        free_s: dict[tuple[str, bool], float] = {}
+        free_s: dict[tuple[str, str], float] = {}
         there: dict[Buffer, tuple[float, Instruction]] = {}
         found: list[Ran] = []
         first_s = min((seen.dispatched_s for seen in self._seen), default=0.0)
@@ -151,7 +156,7 @@ class Tracer:
             if seen.end_s is None:
                 continue
             i = seen.instruction
-            key = (seen.device, _computes(i))
+            key = (seen.device, _queue(i))
             ready_s, last = seen.dispatched_s, None
             for read in i.reads:
                 if read.buffer in there and there[read.buffer][0] > ready_s:
@@ -159,7 +164,8 @@ class Tracer:
             ready_s = min(ready_s, seen.end_s)
             before_s = free_s.get(key, first_s)
             free_s[key] = seen.end_s
-            for buffer in i.writes:
+            pair = self._fused.get(id(i))
+            for buffer in i.writes if pair is None else (*i.writes, *pair.writes):
                 end_s, _ = there.get(buffer, (0.0, i))
                 there[buffer] = (max(end_s, seen.end_s), i)
             found.append(
@@ -168,9 +174,8 @@ class Tracer:
                     device=seen.device,
                     start_s=min(max(ready_s, before_s), seen.end_s) - first_s,
                     end_s=seen.end_s - first_s,
-                    computes=key[1],
-                    fused=isinstance(i, Forward)
-                    and (i.place, i.segment, i.microbatches) in self._fused,
+                    computes=_computes(i),
+                    fused=pair is not None,
                     waited_s=max(0.0, ready_s - before_s),
                     waited_for=last,
                 )
@@ -208,6 +213,22 @@ def _computes(instruction: Instruction) -> bool:
     if isinstance(instruction, Update):
         return instruction.site is not Site.HOST
     return isinstance(instruction, COMPUTE)
+
+
+def _queue(instruction: Instruction) -> str:
+    """What is done one after another: the device's programs, copies each way, the
+    host's updates, and what else moves."""
+    if _computes(instruction):
+        return "computes"
+    match instruction:
+        case Prefetch():
+            return "in"
+        case WriteBack():
+            return "out"
+        case Update():
+            return "host"
+        case _:
+            return "moves"
 
 
 def _watch(waiting: "queue.SimpleQueue[Any]") -> None:
