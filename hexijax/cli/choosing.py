@@ -7,6 +7,7 @@ in, and judged on the whole cluster. Where one of them is the best, it is ours.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from hexijax.cli.screen import Searching
@@ -134,7 +135,10 @@ def choose(
     first = chooser.search(OURS)
     assert first, "the first search is not skipped"
     alone: list[Judged] = []
-    for name, part in parts(problem.cluster):
+    for name, part in _most_hopeful_first(problem):
+        best = min((judged.cost for judged in alone), default=math.inf)
+        if problem.on(part).least_cost >= best:
+            break  # only the best of them counts
         try:
             found = chooser.search(name, on=part)
         except PlanError:
@@ -164,6 +168,12 @@ def choose(
         refused=refused,
         cut_short=chooser.cut_short,
     )
+
+
+def _most_hopeful_first(problem: Problem) -> list[tuple[str, Cluster]]:
+    """The parts of its cluster, by what a step costs them at least."""
+    found = [*parts(problem.cluster)]
+    return sorted(found, key=lambda part: problem.on(part[1]).least_cost)
 
 
 def parts(cluster: Cluster) -> Iterator[tuple[str, Cluster]]:

@@ -4,7 +4,6 @@ Cluster -> Effort ; Plan -> about how many instructions it costs to play
 """
 
 import dataclasses
-import math
 
 from hexijax.cluster import Cluster
 from hexijax.plan.plan import Plan, Schedule
@@ -57,7 +56,7 @@ class Effort:
     reordered: int = 4
     """Of those that eager 1F1B makes faster by formula, how many are played."""
 
-    offloaded: float = 1_000
+    offloaded: int = 1_000
     """Passes of stages that are placed with their host under each regime, where
     something fits already."""
 
@@ -76,7 +75,7 @@ class Effort:
                 walked=16,
                 rescheduled=48,
                 reordered=12,
-                offloaded=math.inf,
+                offloaded=2_000,
             )
         if num_devices <= 16:
             return cls(scored=150, played=5_000, refined=2_500, remade=7_000)

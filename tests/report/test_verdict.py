@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from hexijax.cli.choosing import Searched, choose, parts
+from hexijax.cli.choosing import Searched, choose, parts, search
 from hexijax.cli.screen import Searching
 from hexijax.planner import Objective
 from hexijax.report.comparison import Comparison
@@ -33,7 +33,8 @@ def with_step(judged: Judged, step_s: float) -> Judged:
 def test_it_says_what_mixing_gives():
     choices = usual()
     best = min(choices.alone, key=lambda judged: judged.step_s)
-    assert {judged.name for judged in choices.alone} == {"fast alone", "slow alone"}
+    (name,) = (judged.name for judged in choices.alone)
+    assert name == "fast alone", "the slow ones could not beat it, and are not searched"
     gain = best.step_s / choices.ours.step_s
     assert gain > 1.1
     assert verdict(choices) == f"mixing gives {gain:.2f}x over your 2 FASTs alone"
@@ -130,7 +131,7 @@ def test_equal_devices_are_not_called_a_mix(nodes, says: str):
 def test_a_plan_given_is_held_against_the_one_found():
     problem = make_problem()
     found = usual()
-    slow = next(judged for judged in found.alone if judged.name == "slow alone")
+    slow = search(problem, "slow alone", on=problem.cluster.without("n0")).best
     choices = choose(problem, slow.plan, Searching())
     assert choices.found is not None
     assert choices.ours.plan.replicas == slow.plan.replicas
