@@ -68,8 +68,8 @@ def dispatch_s(
 
 
 def calls_of(stage: int, stages: int, num_segments: int = 1) -> int:
-    """Of a microbatch at one of some stages; the last pass forward does its backward,
-    too, and stages send to those beside them."""
+    """A host's calls of a microbatch at one of some stages: passes, of which the last
+    forward does its backward, too, and a send to each stage beside it."""
     return 2 * num_segments + (stage > 0) + (stage < stages - 1) - (stage == stages - 1)
 
 

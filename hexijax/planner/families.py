@@ -14,6 +14,7 @@ the two: pipelines of one length, each on one kind, whose nodes may be of unlike
 """
 
 import collections
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -103,13 +104,7 @@ def families_of_kinds(
         return
     best: list[list[Priced]] = []
     for ats in forms.kinds:
-
-        def of_replicas(number: int) -> Iterator[list[Form]]:
-            for degree in degrees:
-                lines = _lines(forms, ats, number, degree)  # noqa: B023
-                short = [_trimmed(form, most_layers) for form in lines]
-                yield from (lines, short) if lines != short else (lines,)
-
+        of_replicas = functools.partial(_cuts, forms, ats, degrees, most_layers)
         tried: list[Priced] = []
         every = scales(sum(forms.classes[at].count for at in ats))
         yield from _while_it_pays(forms, every, of_replicas, most_layers, price, tried)
@@ -245,9 +240,10 @@ def _while_it_pays(
                 layout = forms.place(collections.Counter(made))
             if layout:
                 yield layout
-                here = min(here, cost(layout))
+                now = cost(layout)
+                here = min(here, now)
                 if found is not None:
-                    found.append((cost(layout), collections.Counter(made)))
+                    found.append((now, collections.Counter(made)))
         worse = worse + 1 if here > best * EQUAL else 0
         best = min(best, here)
         if worse >= PATIENCE:
@@ -260,6 +256,16 @@ def _lines(
     """A kind cut into pipelines."""
     shares = _shares(forms, [ats], replicas)
     return [_in_order(forms, ats, share, degree) for share in shares]
+
+
+def _cuts(
+    forms: Forms, ats: tuple[int, ...], degrees: Sequence[int], layers: int, number: int
+) -> Iterator[list[Form]]:
+    """A kind cut into a number of pipelines, whole and trimmed."""
+    for degree in degrees:
+        lines = _lines(forms, ats, number, degree)
+        short = [_trimmed(form, layers) for form in lines]
+        yield from (lines, short) if lines != short else (lines,)
 
 
 def _trimmed(form: Form, layers: int) -> Form:

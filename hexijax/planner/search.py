@@ -259,7 +259,6 @@ class _Search:
             return
         if options.grouping is Grouping.MESH:
             return
-        forms = self._forms
         mixtures = functools.partial(
             Mixtures,
             fitter=self._scorer.fitter,
@@ -268,7 +267,7 @@ class _Search:
             batch_size=self._batch_size,
         )
         per_segment = layers_per_segment(2, options.layers_per_segment)
-        whole = forms()
+        whole = self._forms()
         mixed = mixtures(whole, use_all=options.use_all_devices)
         yield from mixed.layouts(per_segment, bound)
         most_layers = len(self._chain.layers)
@@ -290,7 +289,7 @@ class _Search:
             )
             best_s = min((x.step_s for x in self._scored.values()), default=math.inf)
             if alone_s < best_s:
-                alone = mixtures(forms(kind=kind))
+                alone = mixtures(self._forms(kind=kind))
                 yield from alone.layouts(per_segment, alone_s)
 
     def _forms(self, kind: str | None = None) -> Forms:
