@@ -246,12 +246,26 @@ class Bench:
             from hexijax.program.program import Site
             from hexijax.runtime.update_timing import update
 
-            (_, name), *_ = self._first_of(node).items()
+            (kind, name), *_ = self._first_of(node).items()
             given = (self.experiment, self.chain, self.devices, name)
             found = update(*given, dtype=self._dtype(name), site=Site.HOST)
-            rate = found.params_per_s / 1e6
+            assert found.alone_s, "the host's update is timed with and without copies"
+            assert found.copies_bytes_per_s
+            rate, alone = (
+                found.params / 1e6 / max(s, 1e-9)
+                for s in (found.seconds, found.alone_s)
+            )
+            copies = found.copies_bytes_per_s / 1e9
             self.file.set_node(node, host_update_mparams_per_s=max(rate, 1e-3))
-            return f"{rate:,.3g} million parameters/s, copied back to the device"
+            self.file.note(
+                kind,
+                host_update_alone_mparams_per_s=alone,
+                host_beside_update_gb_per_s=copies,
+            )
+            return (
+                f"{rate:,.3g} million parameters/s beside copies of {copies:.3g} GB/s "
+                f"each way ({alone:,.3g} alone), copied back to the device"
+            )
 
         return Piece(
             what=f"{node}: update by the host",

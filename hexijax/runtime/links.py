@@ -3,10 +3,12 @@
 two devices -> curve -> LinkProfile; a device -> host_links, product_flops_per_s, ...
 """
 
+import contextlib
 import dataclasses
 import statistics
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +27,10 @@ ON_CPU = 24
 
 BESIDE = 6
 """Copies that are timed while another goes the other way; the first is not counted."""
+
+A_CHUNK = 2**25
+"""Bytes of a copy that keeps a way busy: as long as a chunk of state, so that who comes
+between waits no longer than in a step."""
 
 Points = tuple[tuple[int, float], ...]
 """(bytes, seconds) of single messages."""
@@ -122,6 +128,54 @@ def host_links(device: jax.Device) -> HostLinks:
         in_bytes_per_s=beside(arrive, leave),
         out_bytes_per_s=beside(leave, arrive),
     )
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Busy:
+    """Copies both ways that run beside something else."""
+
+    num_bytes: int = 0
+    """That have arrived, each way."""
+
+    seconds: float = 0.0
+    """In which they did; 0 until they have ended."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Each way."""
+        return self.num_bytes / max(self.seconds, 1e-9)
+
+
+@contextlib.contextmanager
+def busy(device: jax.Device) -> Generator[Busy]:
+    """Keeps both ways between a device and pinned host memory busy."""
+    here = SingleDeviceSharding(device)
+    host = here.with_memory_kind(PINNED_HOST)
+    on_device = _bytes(A_CHUNK, here)
+    on_host = jax.block_until_ready(jax.device_put(on_device, host))
+    found, over = Busy(), threading.Event()
+
+    def move() -> None:
+        began = time.perf_counter()
+        moving: list[Any] = []
+        while not over.is_set():
+            moving.append(
+                (jax.device_put(on_host, here), jax.device_put(on_device, host))
+            )
+            if len(moving) > 1:  # one pair waits behind the one that moves
+                jax.block_until_ready(moving.pop(0))
+                found.num_bytes += on_host.nbytes
+        jax.block_until_ready(moving)
+        found.num_bytes += on_host.nbytes * len(moving)
+        found.seconds = time.perf_counter() - began
+
+    mover = threading.Thread(target=move, name="busy links", daemon=True)
+    mover.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        mover.join()
 
 
 def product_flops_per_s(device: jax.Device, dtype: str, rows: int) -> float:

@@ -21,6 +21,7 @@ from hexijax.runtime.host import to_host
 from hexijax.runtime.intake import abstract_params
 from hexijax.runtime.layer_timing import PLACE, mesh_plan
 from hexijax.runtime.layout import DEVICE, PINNED_HOST, Layout
+from hexijax.runtime.links import busy
 from hexijax.runtime.optimizer import GroupUpdate
 from hexijax.runtime.programs import Programs
 from hexijax.runtime.stopwatch import device_s, filled, median_s
@@ -43,6 +44,12 @@ class UpdateTime:
 
     seconds: float
     """Until the new ones are on the device in the dtype it computes in."""
+
+    alone_s: float | None = None
+    """The host's, while nothing is copied; ``seconds`` is of copies both ways."""
+
+    copies_bytes_per_s: float | None = None
+    """Those copies' bytes a second, each way."""
 
     @property
     def params_per_s(self) -> float:
@@ -68,7 +75,7 @@ def update(
       name: of the device.
       dtype: that it computes in.
       site: where the update runs; ``STREAMED`` counts both copies and the update, one
-        after another.
+        after another; ``HOST`` is timed as in a step, while state passes both ways.
 
     Raises:
       UserError: the host is to update, and the process has no CPU backend.
@@ -109,7 +116,16 @@ def update(
     elif site is Site.STREAMED:
         seconds = median_s(_streamed(runtime, state, grads), 3)
     else:
-        seconds = median_s(_on_host(runtime, state, grads), 3)
+        call = _on_host(runtime, state, grads)
+        alone_s = median_s(call, 3)
+        with busy(device) as copies:
+            seconds = median_s(call, 5)
+        return UpdateTime(
+            params=group.size,
+            seconds=seconds,
+            alone_s=alone_s,
+            copies_bytes_per_s=copies.bytes_per_s,
+        )
     return UpdateTime(params=group.size, seconds=seconds)
 
 

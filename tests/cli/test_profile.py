@@ -123,6 +123,10 @@ def test_links_and_hosts_go_into_the_cluster(folder: Path):
     assert node.host_link_bytes_per_s
     assert node.host_out_bytes_per_s
     assert node.host_update_params_per_s
+    measured = read(folder)["measured"]
+    about = next(x for x in measured.values() if "host_update_alone_mparams_per_s" in x)
+    assert about["host_update_alone_mparams_per_s"] > 0
+    assert about["host_beside_update_gb_per_s"] > 0
     for pair in (("box/0", "box/1"), ("box/0", "box/2"), ("box/1", "box/2")):
         assert not declared.link(*pair).measured
         sizes = [size for size, _ in cluster.link(*pair).measured]
