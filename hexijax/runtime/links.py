@@ -3,6 +3,7 @@
 two devices -> curve -> LinkProfile; a device -> host_links, product_flops_per_s, ...
 """
 
+import collections
 import contextlib
 import dataclasses
 import statistics
@@ -31,6 +32,9 @@ BESIDE = 6
 A_CHUNK = 2**25
 """Bytes of a copy that keeps a way busy: as long as a chunk of state, so that who comes
 between waits no longer than in a step."""
+
+AHEAD = 3
+"""Such copies that wait behind the one that moves."""
 
 Points = tuple[tuple[int, float], ...]
 """(bytes, seconds) of single messages."""
@@ -134,48 +138,53 @@ def host_links(device: jax.Device) -> HostLinks:
 class Busy:
     """Copies both ways that run beside something else."""
 
-    num_bytes: int = 0
-    """That have arrived, each way."""
+    num_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+    """That have arrived, by way."""
 
     seconds: float = 0.0
     """In which they did; 0 until they have ended."""
 
     @property
     def bytes_per_s(self) -> float:
-        """Each way."""
-        return self.num_bytes / max(self.seconds, 1e-9)
+        """Of the slower way."""
+        return min(self.num_bytes.values(), default=0) / max(self.seconds, 1e-9)
 
 
 @contextlib.contextmanager
 def busy(device: jax.Device) -> Generator[Busy]:
-    """Keeps both ways between a device and pinned host memory busy."""
+    """Keeps both ways between a device and pinned host memory busy, as a step does:
+    each has its copies handed over before the one in front has ended."""
     here = SingleDeviceSharding(device)
     host = here.with_memory_kind(PINNED_HOST)
     on_device = _bytes(A_CHUNK, here)
     on_host = jax.block_until_ready(jax.device_put(on_device, host))
     found, over = Busy(), threading.Event()
 
-    def move() -> None:
-        began = time.perf_counter()
-        moving: list[Any] = []
+    def move(way: str, x: jax.Array, to: SingleDeviceSharding) -> None:
+        moving: collections.deque[jax.Array] = collections.deque()
+        found.num_bytes[way] = 0
         while not over.is_set():
-            moving.append(
-                (jax.device_put(on_host, here), jax.device_put(on_device, host))
-            )
-            if len(moving) > 1:  # one pair waits behind the one that moves
-                jax.block_until_ready(moving.pop(0))
-                found.num_bytes += on_host.nbytes
-        jax.block_until_ready(moving)
-        found.num_bytes += on_host.nbytes * len(moving)
-        found.seconds = time.perf_counter() - began
+            moving.append(jax.device_put(x, to))
+            if len(moving) > AHEAD:
+                jax.block_until_ready(moving.popleft())
+                found.num_bytes[way] += x.nbytes
+        jax.block_until_ready([*moving])
+        found.num_bytes[way] += x.nbytes * len(moving)
 
-    mover = threading.Thread(target=move, name="busy links", daemon=True)
-    mover.start()
+    began = time.perf_counter()
+    movers = [
+        threading.Thread(target=move, args=way, name=f"busy {way[0]}", daemon=True)
+        for way in (("in", on_host, here), ("out", on_device, host))
+    ]
+    for mover in movers:
+        mover.start()
     try:
         yield found
     finally:
         over.set()
-        mover.join()
+        for mover in movers:
+            mover.join()
+        found.seconds = time.perf_counter() - began
 
 
 def product_flops_per_s(device: jax.Device, dtype: str, rows: int) -> float:
