@@ -13,12 +13,16 @@ from collections.abc import Iterator
 from hexijax.cli.screen import Searching
 from hexijax.cluster import Cluster, Node
 from hexijax.plan import Plan, PlanError
+from hexijax.planner.baselines.offload import rests_on_host
 from hexijax.planner.found import Progress
 from hexijax.planner.parts import Known
 from hexijax.planner.search import search as planner_search
 from hexijax.report.judged import Judged, judge
 from hexijax.report.problem import Problem
 from hexijax.report.verdict import Choices
+
+NEAR = 1.25
+"""A part's plan that costs so much more than the best is searched no further."""
 
 OURS = "hexijax"
 GIVEN = "the plan given"
@@ -45,6 +49,7 @@ def search(
     *,
     seconds: float | None = None,
     everyone: bool = False,
+    brief: bool = False,
     on: Cluster | None = None,
     progress: Progress | None = None,
     known: Known | None = None,
@@ -56,6 +61,7 @@ def search(
         name: what the plan is called.
         seconds: wall time the search may take; None: by counted effort.
         everyone: leave no device out.
+        brief: a plan to hold another against will do.
         on: the part of the cluster that may be used; None: all of it.
         progress: is told how far the search is.
         known: what searches of the same problem found on parts of its cluster.
@@ -69,7 +75,7 @@ def search(
         on or problem.cluster,
         batch_size=problem.batch_size,
         dtype=problem.training.dtype,
-        options=dataclasses.replace(options, use_all_devices=everyone),
+        options=dataclasses.replace(options, use_all_devices=everyone, brief=brief),
         progress=progress,
         known=known,
     )
@@ -98,7 +104,12 @@ class Chooser:
         self._known: Known = {}
 
     def search(
-        self, name: str, *, everyone: bool = False, on: Cluster | None = None
+        self,
+        name: str,
+        *,
+        everyone: bool = False,
+        brief: bool = False,
+        on: Cluster | None = None,
     ) -> Searched | None:
         """What a search finds; None after Ctrl-C."""
         if self.cut_short:
@@ -109,6 +120,7 @@ class Chooser:
                 name,
                 seconds=self._seconds,
                 everyone=everyone,
+                brief=brief,
                 on=on,
                 progress=progress,
                 known=self._known,
@@ -116,6 +128,14 @@ class Chooser:
         if found.interrupted:
             self.cut_short = True
             self._screen.say("Interrupted: what was found so far counts.")
+        return found
+
+    def search_part(self, name: str, part: Cluster, best: float) -> Searched | None:
+        """What a search on a part finds: briefly, and in full where its plan comes
+        near the best and might be found better."""
+        found = self.search(name, brief=True, on=part)
+        if found and found.best.cost < best * NEAR and rests_on_host(found.best.plan):
+            return self.search(name, on=part)
         return found
 
 
@@ -140,7 +160,7 @@ def choose(
         if problem.on(part).least_cost >= best:
             break  # only the best of them counts
         try:
-            found = chooser.search(name, on=part)
+            found = chooser.search_part(name, part, first.best.cost)
         except PlanError:
             continue  # it does not hold the model: no rival
         if found and not chooser.cut_short:

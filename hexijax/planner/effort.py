@@ -56,9 +56,9 @@ class Effort:
     reordered: int = 4
     """Of those that eager 1F1B makes faster by formula, how many are played."""
 
-    offloaded: int = 1_000
-    """Passes of stages that are placed with their host under each regime, where
-    something fits already."""
+    offloaded: int = 500_000
+    """Tasks of the orders that are drawn under each regime for what rests on hosts,
+    once something fits."""
 
     @classmethod
     def of(cls, cluster: Cluster) -> "Effort":
@@ -75,7 +75,6 @@ class Effort:
                 walked=16,
                 rescheduled=48,
                 reordered=12,
-                offloaded=2_000,
             )
         if num_devices <= 16:
             return cls(scored=150, played=5_000, refined=2_500, remade=7_000)

@@ -108,6 +108,9 @@ class PlanOptions:
     """So it does under a dynamic loss scale; None: there is one where a stage of the
     plan computes in float16."""
 
+    brief: bool = False
+    """What rests on hosts is placed well, not best: enough to hold a plan against."""
+
     seconds: float | None = None
     """Wall time the search may take; the plan then depends on the machine. None: by
     counted effort, equal input gives equal plans."""

@@ -23,10 +23,13 @@ from hexijax.plan.plan import (
 from hexijax.plan.training import Training
 from hexijax.planner import InfeasiblePlanError, PlanOptions, make_plan
 from hexijax.planner.baselines.offload import rests_on_host
+from hexijax.planner.effort import Effort
 from hexijax.planner.judge import Judge
+from hexijax.planner.offload.budget import Budget
 from hexijax.planner.offload.choice import Kept, LayerChoice, State, Weights
 from hexijax.planner.offload.emit import placed_plan
 from hexijax.planner.offload.place import Placer
+from hexijax.planner.offload.score import QUICK
 from hexijax.planner.offload.search import Offloading, may_offload
 from hexijax.planner.score import Scorer
 from hexijax.planner.search import search
@@ -144,12 +147,11 @@ def test_what_was_too_slow_is_looked_for_again_where_more_time_is_allowed():
 def test_what_would_take_longer_than_allowed_is_not_looked_for():
     cluster = machine(3792)
     judge = Judge(WIDE, cluster, PlanOptions())
-    one_look = 2 * 2 * 7  # there and back, two microbatches, seven layers
+    one_look = QUICK * 2 * 2 * 7  # there and back, two microbatches, seven layers
 
-    def found(most_passes: float) -> tuple[int, int]:
-        placer = Placer(WIDE, cluster, PlanOptions(), judge)
-        made = [*placer.place(pipeline(7), most_passes=most_passes)]
-        return len(made), placer.passes.total()
+    def found(most: float) -> tuple[int, int]:
+        placer, budget = Placer(WIDE, cluster, PlanOptions(), judge), Budget(most)
+        return len([*placer.place(pipeline(7), budget=budget)]), budget.drawn
 
     assert found(one_look - 1) == (0, 0)
     some, every = found(one_look), found(math.inf)
@@ -157,12 +159,31 @@ def test_what_would_take_longer_than_allowed_is_not_looked_for():
     assert 0 < some[0] < every[0]
 
 
+def test_a_brief_search_places_a_model_too():
+    """In less time, and no plan is better than that of a search in full."""
+    cluster = machine(3700)
+    full = make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
+    brief = make_plan(
+        WIDE,
+        cluster,
+        batch_size=4,
+        dtype="bfloat16",
+        options=PlanOptions(brief=True),
+    )
+    assert full.prediction
+    assert brief.prediction
+    assert rests_on_host(brief)
+    step_s = full.prediction.step_s
+    assert step_s <= brief.prediction.step_s <= step_s * 1.25
+
+
 def test_a_regime_that_takes_long_leaves_others_their_share(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """What may be chosen from besides makes no plan slower."""
-    monkeypatch.setattr("hexijax.planner.offload.search.PLACED", 1)
-    cluster, options = machine(3700), PlanOptions()
+    most = Effort.of(machine(3700)).offloaded
+    monkeypatch.setattr("hexijax.planner.offload.search.BRIEF", most // 100)
+    cluster, options = machine(3700), PlanOptions(brief=True)
     added: list[Plan] = []
     offloading = Offloading(
         WIDE,

@@ -164,6 +164,24 @@ def test_a_faster_rival_becomes_ours(monkeypatch: pytest.MonkeyPatch):
     assert choices.ours.plan == searched["fast alone"].plan
 
 
+@pytest.mark.parametrize(("slower", "looks"), [(1.2, 2), (1.3, 1)])
+def test_a_part_that_comes_near_with_its_host_is_searched_in_full(
+    monkeypatch: pytest.MonkeyPatch, slower: float, looks: int
+):
+    ours = usual().ours
+    asked: list[str] = []
+
+    def search(problem: Problem, name: str, **_: object) -> Searched:
+        asked.append(name)
+        best = ours if name == "hexijax" else with_step(ours, ours.step_s * slower)
+        return Searched(best=best, next_best=(), interrupted=False)
+
+    monkeypatch.setattr("hexijax.cli.choosing.search", search)
+    monkeypatch.setattr("hexijax.cli.choosing.rests_on_host", lambda plan: True)
+    chosen(make_problem())
+    assert asked.count("fast alone") == looks
+
+
 def test_ctrl_c_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys):
     ours = usual().ours
     asked: list[str] = []

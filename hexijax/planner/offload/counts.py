@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from hexijax.planner.offload.budget import BOUNDS, Budget
 from hexijax.planner.offload.choice import (
     GRAD_BYTES,
     WEIGHT_SLOTS,
@@ -67,6 +68,7 @@ def best_counts(
     *,
     most: int = MOST_SCORED,
     below_s: float = math.inf,
+    budget: Budget | None = None,
 ) -> Best | None:
     """The fastest counts that fit; None where none do, or none is faster than asked.
 
@@ -76,15 +78,18 @@ def best_counts(
       rules: what its schedule may do.
       most: counts that get orders.
       below_s: slower ones are not wanted.
+      budget: once it is spent, the best so far has to do.
     """
     allowed, rules = allowed or Allowed(), rules or Rules()
+    budget = budget or Budget()
     bounds = _Bounds(profile, allowed, most)
-    search = _Search(profile, rules, below_s)
+    search = _Search(profile, rules, below_s, budget)
     for choice in bounds.starts():
         search.look(choice)
     for least_s, choice in itertools.islice(bounds.ranked(), most):
         if least_s < search.step_s * (1 - CLOSE):
             search.look(choice)
+    budget.drawn += bounds.number // BOUNDS
     for start in search.good[:CLIMBED]:
         search.climb(start, bounds)
     if not search.good:
@@ -101,8 +106,11 @@ def best_counts(
 class _Search:
     """Choices that were looked at."""
 
-    def __init__(self, profile: Profile, rules: Rules, below_s: float) -> None:
+    def __init__(
+        self, profile: Profile, rules: Rules, below_s: float, budget: Budget
+    ) -> None:
         self._profile, self._rules, self._below_s = profile, rules, below_s
+        self._budget = budget
         self.good: list[Scored] = []
         """Best first."""
         self.looked: set[Choice] = set()
@@ -114,11 +122,16 @@ class _Search:
 
     def look(self, choice: Choice) -> Scored | None:
         """Scores a choice that is new and may be faster than the best."""
-        if choice in self.looked:
+        if choice in self.looked or (self.good and self._budget.is_spent):
             return None
         self.looked.add(choice)
         found = scored(
-            self._profile, choice, self._rules, quick=True, below_s=self.step_s
+            self._profile,
+            choice,
+            self._rules,
+            quick=True,
+            below_s=self.step_s,
+            budget=self._budget,
         )
         if found:
             self.good.append(found)
@@ -137,11 +150,15 @@ class _Search:
                     break
 
     def final(self) -> Scored:
-        """The best with all its orders; of as good as equal ones that which moves the
-        least."""
+        """The best with all its orders, if they may be drawn; of as good as equal ones
+        that which moves the least."""
         near = [x for x in self.good if x.step_s <= self.step_s * (1 + CLOSE)]
         plain = sorted(near, key=lambda x: x.moved_s)[:FINALS]
-        finals = [scored(self._profile, x.choice, self._rules) for x in plain]
+        finals = [
+            scored(self._profile, x.choice, self._rules, budget=self._budget)
+            for x in plain
+            if not self._budget.is_spent
+        ]
         every = [x for x in (*finals, *near) if x]
         least_s = min(x.step_s for x in every) * (1 + CLOSE)
         return min(
@@ -332,6 +349,12 @@ class _Bounds:
     def lowest_s(self) -> float:
         """The least bound of all."""
         return float(self._every[2][:, 0].min(initial=math.inf))
+
+    @property
+    def number(self) -> int:
+        """Of all counts."""
+        mixes, streams, _ = self._every
+        return len(mixes) * len(streams) * len(self._splits)
 
     def starts(self) -> Iterator[Choice]:
         """Each way of keeping residuals for all layers, with as much state on the

@@ -12,7 +12,6 @@ them and which order of updates is faster, and whether a little more or less on 
 is, the simulator says.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from hexijax.plan.plan import (
     UpdateOrder,
 )
 from hexijax.planner.judge import Judge
+from hexijax.planner.offload.budget import Budget
 from hexijax.planner.offload.choice import (
     Choice,
     Kept,
@@ -47,7 +47,7 @@ from hexijax.planner.offload.near import Allowed, near
 from hexijax.planner.offload.order import Rule
 from hexijax.planner.offload.profile import stage_profile
 from hexijax.planner.offload.room import Room
-from hexijax.planner.offload.score import Rules
+from hexijax.planner.offload.score import QUICK, Rules
 from hexijax.planner.options import PlanOptions
 
 RULES = (Rules(), Rules(rule=Rule.FIFO, barrier=True))
@@ -103,16 +103,12 @@ class Placer:
         )
         self.reasons: list[str] = []
         """Why stages could not be placed."""
-        self.placed: collections.Counter[bool] = collections.Counter()
-        """Stages for which a choice was searched, of layered plans and of others."""
-        self.passes: collections.Counter[bool] = collections.Counter()
-        """Of those, through their layers: what the search takes goes by it."""
         self._found: dict[object, tuple[Choice | None, float]] = {}
         """With the seconds that it was to stay below."""
         self._placed: dict[Plan, tuple[Plan, _Placed]] = {}
 
     def place(
-        self, plan: Plan, below_s: float = math.inf, most_passes: float = math.inf
+        self, plan: Plan, below_s: float = math.inf, budget: Budget | None = None
     ) -> Iterator[Plan]:
         """The plan with its overflowing stages placed, as each rule has it and in each
         order of updates; none where they cannot be. Chunks of state are the largest
@@ -121,21 +117,25 @@ class Placer:
         Args:
           plan: any.
           below_s: a stage that takes as long by itself is not wanted.
-          most_passes: about so many may be searched.
+          budget: once it is spent, or would be by a look at each stage, no choice is
+            searched.
         """
+        budget = budget or Budget()
         layered = plan.schedule is Schedule.LAYERED
         waits = self._options.rules(plan).update_waits
-        last = self.passes[layered] + most_passes - self._num_passes(plan)
+        least = QUICK * self._num_passes(plan)
         few = layered and not waits
         sizes = (x for x in CHUNK_SIZES if self._may_stream(plan, x, few=few))
         plan = dataclasses.replace(plan, chunk=next(sizes, CHUNK_SIZE))
         for rules in RULES:
             for grads in (0, PASSES[-1]) if layered and not waits else (0,):
-                budgets = {d.name: room_bytes(d) for d in self._cluster.devices}
+                rooms = {d.name: room_bytes(d) for d in self._cluster.devices}
                 for leaving in (0, LEAVE[-1]):
-                    if self.passes[layered] > last:
+                    if budget.left < least:
                         return
-                    placed = self._place(plan, rules, below_s, grads, leaving, budgets)
+                    placed = self._place(
+                        plan, rules, below_s, grads, leaving, rooms, budget
+                    )
                     if placed is None:
                         break
                     yield from self._ordered(plan, placed)
@@ -187,18 +187,19 @@ class Placer:
         below_s: float,
         grads: int,
         leaving: int,
-        budgets: dict[str, int],
+        rooms: dict[str, int],
+        budget: Budget,
     ) -> _Placed | None:
         """Once with room for all, else with less where a device was promised too much:
-        ``budgets`` then says so."""
+        ``rooms`` then says so."""
         stages = dict(plan.stages())
         places = self._overflowing(plan, plan)
         choices: dict[Place, Choice] = {}
         for _ in range(TRIES):
             for place in places:
-                budget = min(budgets[name] for name in stages[place].devices)
+                room = min(rooms[name] for name in stages[place].devices)
                 choice = self._choice(
-                    plan, place, budget, rules, below_s, grads, leaving
+                    plan, place, room, rules, below_s, grads, leaving, budget
                 )
                 if choice is None:
                     return None
@@ -215,7 +216,7 @@ class Placer:
             for name in {d for place in places for d in stages[place].devices}:
                 usable = self._cluster.device(name).usable_memory_bytes
                 over = memory_bytes[name] - usable
-                budgets[name] -= int(max(0, over) * SPARE)
+                rooms[name] -= int(max(0, over) * SPARE)
         return None
 
     def _with_most(self, plan: Plan, placed: _Placed) -> _Placed:
@@ -273,11 +274,12 @@ class Placer:
         self,
         plan: Plan,
         place: Place,
-        budget: int,
+        room: int,
         rules: Rules,
         below_s: float,
         grads: int,
         leaving: int,
+        budget: Budget,
     ) -> Choice | None:
         stage = plan.stage(place)
         r, s = _numbers(place)
@@ -292,7 +294,7 @@ class Placer:
             replica.microbatches,
             replica.microbatch_size,
             live,
-            budget,
+            room,
             plan.chunk,
             rules.rule,
             grads,
@@ -300,13 +302,16 @@ class Placer:
         )
         choice, looked_below_s = self._found.get(key, (None, -math.inf))
         if choice is None and looked_below_s < below_s:
-            self.placed[layered] += 1
-            self.passes[layered] += _passes(plan, place)
-            profile = self._profile(plan, stage, place, live, budget, grads, leaving)
+            profile = self._profile(plan, stage, place, live, room, grads, leaving)
             best = None
             if profile.host.has_pinned:
                 best = best_counts(
-                    profile, self._allowed, rules, most=LOOKED_AT, below_s=below_s
+                    profile,
+                    self._allowed,
+                    rules,
+                    most=LOOKED_AT,
+                    below_s=below_s,
+                    budget=budget,
                 )
             if best is None and below_s == math.inf:
                 self.reasons.append(refusal(profile, stage))

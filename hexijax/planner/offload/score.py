@@ -6,6 +6,7 @@ Profile, Choice, Rules -> bound_s, scored -> Scored
 import dataclasses
 import math
 
+from hexijax.planner.offload.budget import Budget
 from hexijax.planner.offload.choice import Choice, Profile
 from hexijax.planner.offload.order import Order, Rule, draw, play
 from hexijax.planner.offload.room import Room
@@ -111,10 +112,12 @@ def scored(
     *,
     quick: bool = False,
     below_s: float = math.inf,
+    budget: Budget | None = None,
 ) -> Scored | None:
     """The best order found; None: it does not fit, or is no faster than asked.
 
-    ``quick``: of few orders, those that are likely the best.
+    ``quick``: of few orders, those that are likely the best. ``budget``: is told what
+    is drawn.
     """
     room = Room(profile, choice)
     if room.host_bytes > profile.host.memory_bytes:
@@ -144,6 +147,8 @@ def scored(
             paced = _paced(profile, choice, pace)
             nominal = rules.work(paced, choice)
             order = draw(nominal, rules.rule, grads, limit)
+            if budget:
+                budget.drawn += len(work.tasks)
             if order is None:
                 continue
             step_s = play(work, order)

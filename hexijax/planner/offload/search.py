@@ -20,6 +20,7 @@ from hexijax.planner.effort import Effort
 from hexijax.planner.judge import Judge
 from hexijax.planner.mesh import Layout
 from hexijax.planner.objective import Objective
+from hexijax.planner.offload.budget import Budget
 from hexijax.planner.offload.place import Placer
 from hexijax.planner.options import PlanOptions
 from hexijax.planner.regime import LAYERED, PLAIN
@@ -38,14 +39,14 @@ back but a part of it."""
 SIZES = 3
 """Microbatch sizes of a layout, from the fastest by formula to smaller ones."""
 
-PLACED = 32
-"""Stages that are placed of each regime where something fits already."""
-
 VARIED = 16
 """Plans one count away that are simulated, of each layout."""
 
 FEW, CLOSE = 2, 1.05
 """Skeletons whose best plan is varied: so many, if they come so close to the best."""
+
+BRIEF = 8
+"""By which a brief search places and varies less."""
 
 BETTER = 1e-3
 """By which a plan is faster than the one it is varied from."""
@@ -67,9 +68,11 @@ class Offloading:
     ) -> None:
         """``add`` simulates a plan and tells its cost; None: it does not fit."""
         self._options, self._judge = options, judge
-        self._effort = Effort.of(cluster)
+        part = BRIEF if options.brief else 1
+        self._most, self._varied = Effort.of(cluster).offloaded // part, VARIED // part
         self._add, self._check_time = add, check_time
         self._placer = Placer(chain, cluster, options, judge)
+        self._layered_budget, self._plain_budget = Budget(), Budget()
         asked = options.schedule
         self._layered = options.layered and asked in (None, Schedule.LAYERED)
         regimes = [LAYERED] if self._layered else []
@@ -98,6 +101,8 @@ class Offloading:
           least: what the best plan costs; infinite: nothing fits.
           formula: what the best layout that fits costs by formula.
         """
+        if least < math.inf:
+            self._limit()
         most = LAYOUTS * len(self._scorers)  # a layout is there under each regime
         made = dict.fromkeys(x for p in pressed[:most] for x in self._relaxed(p))
         limit = least * (1 - GAIN)
@@ -118,8 +123,12 @@ class Offloading:
         for skeleton in skeletons:
             self._check_time()
             known = min([least, *(cost for cost, _ in found)])
-            placed = [(self._add(plan), plan) for plan in self._placed(skeleton, known)]
-            costs = [(cost, plan) for cost, plan in placed if cost is not None]
+            costs: list[tuple[float, Plan]] = []
+            for plan in self._placed(skeleton, known):
+                cost = self._add(plan)
+                if cost is not None:
+                    self._limit()
+                    costs.append((cost, plan))
             found += [min(costs, key=lambda each: each[0])] if costs else []
         found.sort(key=lambda each: each[0])
         if not found or found[0][0] >= least:
@@ -170,33 +179,27 @@ class Offloading:
                 return
 
     def _placed(self, skeleton: Plan, least: float) -> Iterator[Plan]:
-        most_passes = math.inf
-        if least < math.inf:
-            if self._is_spent(skeleton):
-                return
-            passes = self._placer.passes[skeleton.schedule is Schedule.LAYERED]
-            most_passes = self._effort.offloaded - passes
+        layered = skeleton.schedule is Schedule.LAYERED
+        budget = self._layered_budget if layered else self._plain_budget
         alone = all(len(replica.stages) == 1 for replica in skeleton.replicas)
         by_step = alone and self._options.objective is Objective.STEP
         below_s = least if by_step else math.inf
         by_devices = False
-        for plan in self._placer.place(skeleton, below_s, most_passes):
+        for plan in self._placer.place(skeleton, below_s, budget):
             by_devices |= all(share.update is Memory.DEVICE for share in plan.state)
             yield plan
         # Updates by hosts are what fits where hardly anything does.
-        if not by_devices and skeleton.schedule is Schedule.LAYERED:
-            yield from self._placer.place(_waiting(skeleton), below_s, most_passes)
+        if not by_devices and layered:
+            yield from self._placer.place(_waiting(skeleton), below_s, budget)
 
-    def _is_spent(self, skeleton: Plan) -> bool:
-        """Whether its regime has had its share, and others have left nothing of
-        theirs: what one takes, no other lacks."""
-        placed = self._placer.placed
-        own = placed[skeleton.schedule is Schedule.LAYERED]
-        return own >= PLACED and placed.total() >= PLACED * len(self._scorers)
+    def _limit(self) -> None:
+        """Something fits: each regime has its share, and none takes another's."""
+        for budget in (self._layered_budget, self._plain_budget):
+            budget.most = self._most
 
     def _vary(self, cost: float, plan: Plan) -> None:
         """From a placed plan to faster ones nearby, while there are any."""
-        left, tried, improved = VARIED, {plan}, True
+        left, tried, improved = self._varied, {plan}, True
         while improved:
             improved = False
             for other in self._placer.near(plan):
