@@ -1,9 +1,10 @@
 """What the host's own processor will have computed, while dispatch goes on.
 
-A worker thread takes host updates one after another: they wait for gradients on their
-way from the devices, and nothing else must. What only passes a result on, a gather of
-new parameters, is left to the worker as well: dispatch waits where something computes
-with it, and what stands before that is handed over meanwhile.
+A thread takes host updates one after another: they wait for gradients on their way from
+the devices, and nothing else must. What only passes a result on, a gather of new
+parameters, is left to a second one, so that the next update need not wait for it:
+dispatch waits where something computes with it, and what stands before that is handed
+over meanwhile.
 """
 
 import concurrent.futures
@@ -28,20 +29,29 @@ def value(x: Any) -> Any:
 
 
 def later(work: Callable[[], tuple[Any, ...]], parts: int) -> tuple[Later, ...]:
-    """The parts of what ``work`` will return, after all that was asked for before."""
-    future = _worker().submit(contextvars.copy_context().run, work)
-    return tuple(Later(future, part) for part in range(parts))
+    """The parts of what ``work`` will return, after all updates asked for before."""
+    return _by(_worker("host update"), work, parts)
 
 
 def once_there(
     work: Callable[..., tuple[Any, ...]], given: Sequence[Any], parts: int
 ) -> tuple[Any, ...]:
-    """What ``work`` makes of values: at once, or by the worker where one is to come."""
+    """What ``work`` makes of values: at once, or by a worker where one is to come."""
     if any(isinstance(x, Later) for x in given):
-        return later(lambda: work(*map(value, given)), parts)
+        bearer = _worker("host results")
+        return _by(bearer, lambda: work(*map(value, given)), parts)
     return work(*given)
 
 
+def _by(
+    worker: concurrent.futures.ThreadPoolExecutor,
+    work: Callable[[], tuple[Any, ...]],
+    parts: int,
+) -> tuple[Later, ...]:
+    future = worker.submit(contextvars.copy_context().run, work)
+    return tuple(Later(future, part) for part in range(parts))
+
+
 @functools.cache
-def _worker() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(1, "host update")
+def _worker(name: str) -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(1, name)
