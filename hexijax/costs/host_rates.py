@@ -9,6 +9,7 @@ what is usual of the kind's nominal link and of the node's cores.
 import dataclasses
 
 from hexijax.cluster import Cluster
+from hexijax.costs.hosts import usable_host_bytes
 
 IN_SHARE, OUT_SHARE = 52 / 63, 46 / 63
 """Of a nominal host link, what pinned copies reach into a device and out of it: 52 and
@@ -45,7 +46,7 @@ class HostSide:
     """Parameters that the device's share of the cores updates."""
 
     memory_bytes: int
-    """The device's share of host memory."""
+    """The device's share of host memory that may be used."""
 
     has_pinned: bool
     """Whether JAX can place arrays in pinned host memory beside the device."""
@@ -80,7 +81,7 @@ def host_side(cluster: Cluster, device: str, *, sharing: int | None = None) -> H
         out_bytes_per_s=outward,
         return_bytes_per_s=min(inward, RETURN_BYTES_PER_S),
         update_params_per_s=updates / sharing,
-        memory_bytes=node.host_memory_bytes // sharing,
+        memory_bytes=usable_host_bytes(cluster, node.name) // sharing,
         has_pinned=found.profile.jax_runs and found.profile.vendor in HAVE_PINNED,
         source=" and ".join(
             (

@@ -13,6 +13,7 @@ from hexijax.cluster import Cluster
 from hexijax.costs.hosts import (
     LIMIT_BYTES,
     LIMIT_VARIABLE,
+    POOLED,
     full_host,
     host_bytes,
 )
@@ -21,9 +22,6 @@ from hexijax.errors import UserError
 from hexijax.layers.chain import Chain
 from hexijax.plan import Plan, PlanError
 from hexijax.plan.training import Training
-
-SPARE = 1.1
-"""Of what is promised, that is asked for: the pool is not filled to the last byte."""
 
 
 def check_host(
@@ -63,7 +61,7 @@ def check_host(
     limit = pinned_limit_bytes(environ)
     for node, num_bytes in host_bytes(memory, cluster).items():
         if num_bytes > limit:
-            asked = math.ceil(num_bytes * SPARE / 2**30)
+            asked = math.ceil(num_bytes * POOLED / 2**30)
             raise UserError(
                 f"The plan rests {num_bytes:,} bytes in pinned host memory on {node}, "
                 f"and XLA pins at most {limit:,} there. Set {LIMIT_VARIABLE}={asked} "

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from hexijax.costs.hosts import host_bytes
+from hexijax.costs.hosts import host_bytes, usable_host_bytes
 from hexijax.plan.names import fold
 from hexijax.plan.plan import Memory, Params, Plan, Schedule, Stage
 from hexijax.report.judged import Judged, judge
@@ -78,7 +78,7 @@ def _waiting(judged: Judged, waiting: dict[str, int]) -> str:
     cluster = judged.problem.cluster
     by_size: dict[tuple[int, int], list[str]] = {}
     for node, num_bytes in waiting.items():
-        has = cluster.node(node).host_memory_bytes
+        has = usable_host_bytes(cluster, node)
         by_size.setdefault((num_bytes, has), []).append(node)
     parts = [
         f"{gib(num_bytes)} of {gib(has)} on {fold(nodes)}"

@@ -113,8 +113,9 @@ def test_borders_wait_before_a_host_updates():
 
 
 def test_a_host_that_is_too_small_is_said_with_both_numbers():
-    cluster = machine(3700, host_gib=0.02)
-    with pytest.raises(InfeasiblePlanError, match=r"host.*[0-9,]+ .* has 21,474,836"):
+    cluster = machine(3700, host_gib=7.5)
+    says = r"its host needs 4,[0-9,]+ and has 488,064,465 beside its process"
+    with pytest.raises(InfeasiblePlanError, match=says):
         make_plan(WIDE, cluster, batch_size=4, dtype="bfloat16")
 
 

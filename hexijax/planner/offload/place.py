@@ -376,6 +376,6 @@ def refusal(profile: Profile, stage: Stage) -> str:
     return (
         f"With parameters and state of {depth} layers in host memory, {where} needs "
         f"{device:,} bytes of its own and has {profile.device_bytes:,}; its host needs "
-        f"{room.host_bytes:,} and has {profile.host.memory_bytes:,}. Use more devices, "
-        "a host with more memory, or a smaller model."
+        f"{room.host_bytes:,} and has {profile.host.memory_bytes:,} beside its "
+        "process. Use more devices, a host with more memory, or a smaller model."
     )
