@@ -105,12 +105,12 @@ class Cell:
         rates = None
         if found:
             both = found["links"]["both"]
-            # Each way while the other is busy, too; and an update ends when its bf16
-            # parameters have come back, which older profiles have apart.
-            host = found.get("host")
-            came_back_s = 2 / host["return"] if host else 0.0
-            update_s = 1 / found["update_params_per_s"] + came_back_s
-            rates = {"in": both, "out": both, "update": 1 / update_s}
+            # Each way while the other is busy, too.
+            rates = {"in": both, "out": both, "update": found["update_params_per_s"]}
+            if found.get("way_back"):
+                rates["return"] = found["way_back"]
+            elif host := found.get("host"):  # an older profile: the way back is in it
+                rates["update"] = 1 / (1 / rates["update"] + 2 / host["return"])
         rows = found.get("rows", ())
         return cells.cluster(cap_gib, rates=rates, rows=rows, small=self.bench.small)
 

@@ -61,7 +61,8 @@ def cluster(
     Args:
       cap_gib: device memory, GiB.
       rates: ``in``, ``out`` in bytes a second and ``update`` in parameters a second, as
-        measured of the host; None: the usual ones.
+        measured of the host, and ``return``, bytes a second of what it made; None, or
+        left out: the usual ones.
       rows: measured times of the kind's layers.
       small: a forced CPU device.
     """
@@ -79,6 +80,8 @@ def cluster(
             f"host_out_gb_per_s = {rates['out'] / 1e9:.2f}",
             f"host_update_mparams_per_s = {rates['update'] / 1e6:.0f}",
         ]
+        if "return" in rates:
+            lines.append(f"host_return_gb_per_s = {rates['return'] / 1e9:.2f}")
     made = Cluster.from_toml("\n".join(lines))
     if not rows:
         return made

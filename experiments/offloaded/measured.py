@@ -15,7 +15,8 @@ from hexijax.errors import UserError
 
 def of_file(path: Path) -> dict[str, Any]:
     """As the ``profile`` part of the benchmark has it: ``links``, bytes a second, and
-    ``update_params_per_s`` of the host, ``product_flops_per_s``, ``rows`` of layers.
+    ``update_params_per_s`` of the host, ``way_back``, bytes a second of what it made,
+    ``product_flops_per_s``, ``rows`` of layers.
 
     Raises:
       UserError: a profile file of several kinds or nodes, or one that was ended before
@@ -46,6 +47,7 @@ def of_file(path: Path) -> dict[str, Any]:
         },
         "update_params_per_s": 1e6 * node["host_update_mparams_per_s"],
         "product_flops_per_s": 1e12 * card["product_tflops"],
+        "way_back": 1e9 * node.get("host_return_gb_per_s", 0.0),
         "cores": HOST_CORES,
         "rows": list(rows.get("layer_times", ())),
     } | {name: card[name] for name in ("card", "jax") if name in card}

@@ -23,7 +23,7 @@ KEYS = ("format", "measured", "kinds", "nodes", "links")
 
 _OF_NODES = (
     *("name", "link", "host_link_gb_per_s"),
-    *("host_out_gb_per_s", "host_update_mparams_per_s"),
+    *("host_out_gb_per_s", "host_update_mparams_per_s", "host_return_gb_per_s"),
 )
 _MEASURED_NODE = Record(
     make=Node,

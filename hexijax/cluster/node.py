@@ -69,6 +69,10 @@ class Node:
     """Parameters a second that the optimizer updates on all cores together; None: a
     rule by their number."""
 
+    host_return_bytes_per_s: float | None = None
+    """Bandwidth of what the host has updated to a device, as measured; None: what is
+    usual."""
+
     site: str = "here"
     """Where it stands; links can be given by pairs of sites."""
 
@@ -175,6 +179,7 @@ NODE = Record(
         Key("host_link_gb_per_s", "host_link_bytes_per_s", BANDWIDTH),
         Key("host_out_gb_per_s", "host_out_bytes_per_s", BANDWIDTH),
         Key("host_update_mparams_per_s", "host_update_params_per_s", UPDATES),
+        Key("host_return_gb_per_s", "host_return_bytes_per_s", BANDWIDTH),
         Key("site", "site", NAME),
         Key("island", "island", NAME),
         Key("host", "host", HOST),

@@ -249,14 +249,21 @@ class Bench:
             (kind, name), *_ = self._first_of(node).items()
             given = (self.experiment, self.chain, self.devices, name)
             found = update(*given, dtype=self._dtype(name), site=Site.HOST)
-            assert found.alone_s, "the host's update is timed with and without copies"
-            assert found.copies_bytes_per_s
+            beside = found.beside
+            assert beside, "the host's update is timed beside copies"
             rate, alone = (
                 found.params / 1e6 / max(s, 1e-9)
-                for s in (found.seconds, found.alone_s)
+                for s in (found.seconds, beside.alone_s)
             )
-            copies = found.copies_bytes_per_s / 1e9
-            self.file.set_node(node, host_update_mparams_per_s=max(rate, 1e-3))
+            copies, back = (
+                each / 1e9
+                for each in (beside.copies_bytes_per_s, beside.return_bytes_per_s)
+            )
+            self.file.set_node(
+                node,
+                host_update_mparams_per_s=max(rate, 1e-3),
+                host_return_gb_per_s=max(back, 1e-3),
+            )
             self.file.note(
                 kind,
                 host_update_alone_mparams_per_s=alone,
@@ -264,7 +271,7 @@ class Bench:
             )
             return (
                 f"{rate:,.3g} million parameters/s beside copies of {copies:.3g} GB/s "
-                f"each way ({alone:,.3g} alone), copied back to the device"
+                f"each way ({alone:,.3g} alone); back to the device {back:.3g} GB/s"
             )
 
         return Piece(

@@ -19,6 +19,7 @@ HOST_FIELDS = {
     "host_link_bytes_per_s": "host link",
     "host_out_bytes_per_s": "way back to the host",
     "host_update_params_per_s": "host updates",
+    "host_return_bytes_per_s": "their way back",
 }
 """Of nodes, and what they are called."""
 

@@ -36,6 +36,20 @@ _STATE = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """What else is known of a host's update beside copies."""
+
+    alone_s: float
+    """It takes while nothing is copied."""
+
+    copies_bytes_per_s: float
+    """Those copies, the slower way."""
+
+    return_bytes_per_s: float
+    """What it made, on its way to the device, beside them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateTime:
     """Of one bucket."""
 
@@ -43,13 +57,11 @@ class UpdateTime:
     """Parameters in it."""
 
     seconds: float
-    """Until the new ones are on the device in the dtype it computes in."""
+    """Until the new ones are there in the dtype it computes in: on the device, or where
+    its host has updated them."""
 
-    alone_s: float | None = None
-    """The host's, while nothing is copied; ``seconds`` is of copies both ways."""
-
-    copies_bytes_per_s: float | None = None
-    """Those copies' bytes a second, each way."""
+    beside: Beside | None = None
+    """Of the host's, which runs beside copies both ways."""
 
     @property
     def params_per_s(self) -> float:
@@ -116,16 +128,19 @@ def update(
     elif site is Site.STREAMED:
         seconds = median_s(_streamed(runtime, state, grads), 3)
     else:
-        call = _on_host(runtime, state, grads)
+        call, back = _on_host(runtime, state, grads)
         alone_s = median_s(call, 3)
         with busy(device) as copies:
             seconds = median_s(call, 5)
-        return UpdateTime(
-            params=group.size,
-            seconds=seconds,
+        with busy(device):
+            back_s = median_s(back, 5)
+        made_bytes = sum(x.nbytes for x in jax.tree.leaves(back()))
+        beside = Beside(
             alone_s=alone_s,
             copies_bytes_per_s=copies.bytes_per_s,
+            return_bytes_per_s=made_bytes / max(back_s, 1e-9),
         )
+        return UpdateTime(params=group.size, seconds=seconds, beside=beside)
     return UpdateTime(params=group.size, seconds=seconds)
 
 
@@ -154,16 +169,21 @@ def _streamed(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any
     return call
 
 
-def _on_host(runtime: GroupRuntime, state: Any, grads: Any) -> Callable[[], Any]:
+def _on_host(
+    runtime: GroupRuntime, state: Any, grads: Any
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The update, and the way of what it made to the device."""
     leaves, tree = jax.tree.flatten(state)
     held = [jax.tree.unflatten(tree, to_host(leaves))]
     pinned = jax.tree.map(lambda x: x.sharding.with_memory_kind(PINNED_HOST), grads)
     left = jax.block_until_ready(jax.device_put(grads, pinned))
 
+    made: list[Any] = [None]
+
     def call() -> Any:
-        held[0], slices = runtime.update_on_host(
+        held[0], made[0] = runtime.update_on_host(
             PLACE, held[0], left, None, travels=True
         )
-        return runtime.on_devices(PLACE, slices)
+        return made[0]
 
-    return call
+    return call, lambda: runtime.on_devices(PLACE, made[0])

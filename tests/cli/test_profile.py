@@ -127,6 +127,7 @@ def test_links_and_hosts_go_into_the_cluster(folder: Path):
     about = next(x for x in measured.values() if "host_update_alone_mparams_per_s" in x)
     assert about["host_update_alone_mparams_per_s"] > 0
     assert about["host_beside_update_gb_per_s"] > 0
+    assert node.host_return_bytes_per_s
     for pair in (("box/0", "box/1"), ("box/0", "box/2"), ("box/1", "box/2")):
         assert not declared.link(*pair).measured
         sizes = [size for size, _ in cluster.link(*pair).measured]
@@ -145,7 +146,10 @@ def test_a_plan_reads_it_and_says_what_it_used(folder: Path, tmp_path: Path, cap
     assert main(["plan", TINY, *files, *given, "--set", "width=2048"]) == 0
     said = capsys.readouterr().err
     assert "note: cpu-fast: 18 times of layers; layers measured on cpu, JAX" in said
-    assert "note: measured of box: host link, way back to the host and host" in said
+    assert (
+        "note: measured of box: host link, way back to the host, host updates and"
+        in said
+    )
     saved = json.loads((tmp_path / "tiny" / "plan.json").read_text())
     assert saved["cluster"] == json.loads(
         json.dumps(

@@ -67,6 +67,7 @@ def _node(rng: random.Random, name: str, kinds: list[str]) -> Node:
         host_link_bytes_per_s=_rate(rng) if rng.random() < 0.5 else None,
         host_out_bytes_per_s=_rate(rng) if rng.random() < 0.5 else None,
         host_update_params_per_s=_rate(rng) if rng.random() < 0.5 else None,
+        host_return_bytes_per_s=_rate(rng) if rng.random() < 0.5 else None,
         site=rng.choice(["x", "y"]),
         island=rng.choice(["", "left"]),
         absent=(rng.randrange(num_slots),) if num_slots > 1 else (),

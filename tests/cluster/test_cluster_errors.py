@@ -42,7 +42,8 @@ def message(text: str) -> str:
             "host_core = 32",
             "cluster: nodes[0].host_core is no key that is known here; known: name, "
             "devices, host_memory_gib, host_cores, link, nic, host_link_gb_per_s, "
-            "host_out_gb_per_s, host_update_mparams_per_s, site, island, host, absent. "
+            "host_out_gb_per_s, host_update_mparams_per_s, host_return_gb_per_s, site, "
+            "island, host, absent. "
             "Did you mean 'host_cores'?",
         ),
         (
