@@ -39,8 +39,8 @@ MOST_PAIRS, MOST_THREES = 8, 12
 not be what is best alone."""
 
 PATIENCE, EQUAL = 2, 1 + 1e-6
-"""Numbers of replicas that are worse before more are given up; bounds are often equal,
-and what is not scored has no more than a bound."""
+"""Numbers of replicas or of kinds that are worse before more are given up; bounds are
+often equal, and what is not scored has no more than a bound."""
 
 MOST_UNLIKE, FEW = 2, 64
 """Kinds whose stages may be of unlike width, and devices up to which they are tried."""
@@ -184,15 +184,15 @@ def _without_slowest(
 ) -> Iterator[Layout]:
     """Of all kinds, then without the slowest of them, while that pays."""
     kinds = sorted(forms.kinds, key=lambda ats: -_speed(forms, ats))
-    best = math.inf
-    while len(kinds) >= fewest:
+    best, worse = math.inf, 0
+    while len(kinds) >= fewest and worse < PATIENCE:
         here = math.inf
         for layout in layouts([ats for ats in forms.kinds if ats in kinds]):
             yield layout
             here = min(here, cost(layout))
-        if here >= best:
-            return
-        best = here
+        # Until something fits, slow ones may be what is in the way.
+        worse = worse + 1 if here >= best < math.inf else 0
+        best = min(best, here)
         kinds.pop()
 
 

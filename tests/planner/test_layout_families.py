@@ -1,7 +1,11 @@
 """Replicas over several kinds: even, and without the slowest kinds while it pays."""
 
+import math
 from collections.abc import Callable, Iterator
 
+import pytest
+
+from hexijax.cluster import Cluster
 from hexijax.planner import PlanOptions
 from hexijax.planner.bound import sizes_up_to
 from hexijax.planner.families import families_of_kinds, in_line, spread
@@ -18,11 +22,20 @@ KINDS = tuple(
 CLUSTER = make_cluster([[("slow", 2)], [("fast", 2)], [("middle", 2)]], kinds=KINDS)
 
 
-def spread_under(cost: Callable[[set[str]], float]) -> Iterator[set[str]]:
+FIVE = make_cluster(
+    [[(f"k{i}", 2)] for i in range(1, 6)],
+    kinds=tuple(make_kind(f"k{i}", tflops=i) for i in range(1, 6)),
+)
+"""Kinds of five speeds, ``k1`` the slowest."""
+
+
+def spread_under(
+    cost: Callable[[set[str]], float], cluster: Cluster = CLUSTER
+) -> Iterator[set[str]]:
     """Kinds of each layout, where a layout's kinds are all that it costs."""
-    scorer = Scorer(CHAIN, CLUSTER, 16, PlanOptions())
-    maker = MeshMaker(CLUSTER, "float32")
-    forms = Forms(CLUSTER, maker, scorer.fitter, degrees=(1, 2), sizes=sizes_up_to(16))
+    scorer = Scorer(CHAIN, cluster, 16, PlanOptions())
+    maker = MeshMaker(cluster, "float32")
+    forms = Forms(cluster, maker, scorer.fitter, degrees=(1, 2), sizes=sizes_up_to(16))
 
     def kinds(layout: Layout) -> set[str]:
         return {mesh.shape.profile.kind for meshes in layout for mesh in meshes}
@@ -84,3 +97,18 @@ def test_all_kinds_stay_where_leaving_one_out_costs():
     first_without = used.index({"middle", "fast"})
     assert all(kinds == {"slow", "middle", "fast"} for kinds in used[:first_without])
     assert {"fast"} not in used, "one kind alone is not spread"
+
+
+@pytest.mark.parametrize(
+    ("costs", "fewest"),
+    [
+        ({5: math.inf, 4: math.inf, 3: 2.0, 2: 1.0}, 2),
+        ({5: 2.0, 4: 3.0, 3: 1.0, 2: 2.0}, 2),
+        ({5: 1.0, 4: 2.0, 3: 2.0, 2: 0.5}, 3),
+    ],
+)
+def test_one_kind_less_that_costs_more_is_no_end(costs: dict[int, float], fewest: int):
+    """Nor is a number of which nothing fits; two that cost more are."""
+    used = [*spread_under(lambda kinds: costs[len(kinds)], FIVE)]
+    assert min(map(len, used)) == fewest
+    assert {"k5", "k4", "k3"} in used
