@@ -162,13 +162,17 @@ def _late_updates(rows: Rows) -> Iterator[str]:
         }
         second = next(float(x[2]) for x in spans if x[0].startswith("Forward g1 "))
         after = [group for group, end in late.items() if end > second]
-        yield ""
-        yield (
+        line = (
             f"A step of {model}, {name}, watched: its second layer's forward had "
             f"ended after {second:.0f} ms. Of the step before, {len(late)} groups "
-            f"were updated in this one; {', '.join(after)} after that layer, the last "
-            f"of them at {max(late.values()):.0f} ms."
+            "were updated in this one"
         )
+        if after:
+            last = max(late[group] for group in after)
+            line += f"; {', '.join(after)} after that layer, the last of them at "
+            line += f"{last:.0f} ms"
+        yield ""
+        yield f"{line}."
 
 
 def _overlaps(every: Rows) -> Iterator[str]:
