@@ -156,7 +156,12 @@ class Folder:
 
     def find(self, name: str) -> list[str]:
         """See ``Files``."""
-        found = self.path.glob(f"*/*/{name}")
+        found = [
+            writer / name
+            for step in _inside(self.path)
+            for writer in _inside(step)
+            if (writer / name).exists()
+        ]
         return sorted(path.relative_to(self.path).as_posix() for path in found)
 
     def delete(self, prefix: str) -> None:
@@ -170,6 +175,15 @@ class Folder:
             while path.parent != self.path:
                 path = path.parent
                 path.rmdir()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What it holds; nothing where it is no folder, or has just been removed: old steps
+    go while others are listed. ``Path.glob`` would raise."""
+    try:
+        return [*folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 class Objects:
