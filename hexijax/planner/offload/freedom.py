@@ -16,7 +16,7 @@ from hexijax.planner.offload.choice import (
     State,
     Weights,
 )
-from hexijax.planner.offload.counts import Allowed
+from hexijax.planner.offload.near import Allowed
 from hexijax.planner.offload.room import Room
 from hexijax.planner.offload.score import CLOSE, Rules, Scored, bound_s, scored
 

@@ -18,7 +18,8 @@ from hexijax.planner.offload.choice import (
     State,
     Weights,
 )
-from hexijax.planner.offload.counts import Allowed, best_counts
+from hexijax.planner.offload.counts import best_counts
+from hexijax.planner.offload.near import Allowed
 from hexijax.planner.offload.order import Rule
 from hexijax.planner.offload.score import Rules, Scored, scored
 
